@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tundish/tundish.h - everything */
+#ifndef TUNDISH_TUNDISH_H
+#define TUNDISH_TUNDISH_H
+
+#include <tundish/budget.h>
+#include <tundish/checkpoint.h>
+#include <tundish/doctor.h>
+#include <tundish/error.h>
+#include <tundish/host.h>
+#include <tundish/load.h>
+#include <tundish/log.h>
+#include <tundish/plan.h>
+#include <tundish/size.h>
+#include <tundish/slab.h>
+
+#endif

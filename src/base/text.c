@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text.c - printable names, globs, lists, small files, growable text */
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base.h"
+
+/* Length of the valid UTF-8 sequence at `text`, 0 if it is broken. */
+static size_t utf8_length(const unsigned char *text, size_t left)
+{
+	static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+	uint32_t point;
+	size_t length;
+
+	if (text[0] < 0x80)
+		return 1;
+	length = (text[0] & 0xe0) == 0xc0   ? 2
+		 : (text[0] & 0xf0) == 0xe0 ? 3
+		 : (text[0] & 0xf8) == 0xf0 ? 4
+					    : 0;
+	if (!length || length > left)
+		return 0;
+	point = text[0] & (0xffu >> (length + 1));
+	for (size_t i = 1; i < length; i++) {
+		if ((text[i] & 0xc0) != 0x80)
+			return 0;
+		point = point << 6 | (text[i] & 0x3f);
+	}
+	if (point < least[length] || point > 0x10ffff || (point >= 0xd800 && point < 0xe000))
+		return 0;
+	return length;
+}
+
+const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes)
+{
+	size_t used = 0;
+	char piece[8];
+
+	for (size_t i = 0, step; i < text_bytes; i += step) {
+		unsigned char c = (unsigned char)text[i];
+		size_t length = utf8_length((const unsigned char *)text + i, text_bytes - i);
+		/* C1 control characters (U+0080 to U+009F) steer terminals as C0 ones do. */
+		bool c1 = length == 2 && c == 0xc2 && (unsigned char)text[i + 1] < 0xa0;
+
+		step = length ? length : 1;
+		if (c < 0x20 || c == 0x7f || c1)
+			snprintf(piece, sizeof(piece), "\\u%04x",
+				 c1 ? (unsigned char)text[i + 1] : c);
+		else if (!length)
+			snprintf(piece, sizeof(piece), "\\x%02x", c);
+		else
+			snprintf(piece, sizeof(piece), "%.*s", (int)length, text + i);
+		/* Four bytes stay free for "..." and the NUL, unless this piece is the last. */
+		if (used + strlen(piece) + (i + step < text_bytes ? 4 : 1) > out_bytes) {
+			if (used + 4 <= out_bytes)
+				memcpy(out + used, "...", 3), used += 3;
+			break;
+		}
+		memcpy(out + used, piece, strlen(piece));
+		used += strlen(piece);
+	}
+	out[used] = '\0';
+	return out;
+}
+
+bool tnd__glob(const char *pattern, const char *text, size_t text_bytes)
+{
+	if (strcmp(pattern, "*") == 0)
+		return true;
+	if (memchr(text, '\0', text_bytes))
+		return false;
+	return fnmatch(pattern, text, 0) == 0;
+}
+
+int tnd__compare(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+	int order = memcmp(a, b, TND__MIN(a_bytes, b_bytes));
+
+	if (order)
+		return order;
+	return a_bytes < b_bytes ? -1 : a_bytes > b_bytes;
+}
+
+int tnd__list_parse(const char *text, unsigned char *bits, size_t bit_count)
+{
+	const char *at = text;
+
+	memset(bits, 0, (bit_count + 7) / 8);
+	do {
+		char *end;
+		unsigned long first, last;
+
+		if (*at < '0' || *at > '9')
+			return TND_E_INVALID;
+		first = last = strtoul(at, &end, 10);
+		if (*end == '-') {
+			at = end + 1;
+			if (*at < '0' || *at > '9')
+				return TND_E_INVALID;
+			last = strtoul(at, &end, 10);
+		}
+		if (first > last || last >= bit_count)
+			return TND_E_INVALID;
+		for (unsigned long i = first; i <= last; i++)
+			bits[i / 8] |= (unsigned char)(1u << (i % 8));
+		at = end;
+	} while (*at == ',' && *++at);
+	return *at == '\0' || *at == '\n' ? 0 : TND_E_INVALID;
+}
+
+ssize_t tnd__read_small(const char *path, char *out, size_t out_bytes)
+{
+	size_t used = 0;
+	ssize_t got;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return -errno;
+	do {
+		got = read(fd, out + used, out_bytes - used);
+		if (got > 0)
+			used += (size_t)got;
+	} while ((got > 0 && used < out_bytes) || (got < 0 && errno == EINTR));
+	if (got < 0)
+		got = -errno;
+	close(fd);
+	if (got < 0)
+		return got;
+	if (used == out_bytes)
+		return -EFBIG;
+	out[used] = '\0';
+	return (ssize_t)used;
+}
+
+void tnd__text_add(struct tnd__text *text, const char *format, ...)
+{
+	va_list args;
+	int need;
+
+	if (text->failed)
+		return;
+	va_start(args, format);
+	need = vsnprintf(NULL, 0, format, args);
+	va_end(args);
+	if (need < 0 ||
+	    tnd__reserve(&text->data, &text->capacity, text->bytes + (size_t)need + 1, 1) < 0) {
+		text->failed = true;
+		return;
+	}
+	va_start(args, format);
+	vsnprintf(text->data + text->bytes, (size_t)need + 1, format, args);
+	va_end(args);
+	text->bytes += (size_t)need;
+}
+
+char *tnd__text_take(struct tnd__text *text)
+{
+	char *data = text->data;
+
+	if (text->failed || !data) {
+		tnd__text_free(text);
+		return NULL;
+	}
+	memset(text, 0, sizeof(*text));
+	return data;
+}
+
+void tnd__text_free(struct tnd__text *text)
+{
+	free(text->data);
+	memset(text, 0, sizeof(*text));
+}
