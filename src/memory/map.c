@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * map.c - mappings: alignment, huge pages, memfds, NUMA nodes
+ *
+ * From 2 MiB up a mapping begins at a 2 MiB boundary: address space is taken 2 MiB too large, and what sticks out is given back at once.
+ * Anonymous memory then gets huge pages at first touch (MADV_HUGEPAGE). The pages of a memfd are huge only where the system says so
+ * for shared memory, which it mostly does not; MADV_COLLAPSE asks for them once, and allocates them. Below 2 MiB huge pages would only
+ * make small buffers resident beyond their size.
+ *
+ * All of it but the mapping itself is advice: a refusal changes speed, not results.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "pool.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+/* From linux/mempolicy.h; libnuma would bring nothing else. */
+#define MPOL_BIND_ 2
+#define MPOL_INTERLEAVE_ 3
+
+/* Address space of `bytes` with the right alignment. */
+static void *map_aligned(uint64_t bytes, int protection)
+{
+	uint64_t extra = bytes >= TND__HUGE ? TND__HUGE - TND__PAGE : 0;
+	uintptr_t start, aligned, end;
+	void *data;
+
+	if (bytes > SIZE_MAX / 4 || tnd__failpoint("mem.map") < 0)
+		return NULL;
+	data = mmap(NULL, bytes + extra, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		    -1, 0);
+	if (data == MAP_FAILED)
+		return NULL;
+	if (!extra)
+		return data;
+	start = (uintptr_t)data;
+	aligned = tnd__round_up(start, TND__HUGE);
+	end = start + bytes + extra;
+	if (aligned > start)
+		munmap(data, aligned - start);
+	if (end > aligned + bytes)
+		munmap((char *)data + (aligned - start) + bytes, end - aligned - bytes);
+	return (char *)data + (aligned - start);
+}
+
+/* Memory of all nodes that have some, as a mask. */
+static bool nodes_with_memory(unsigned char *bits)
+{
+	char text[1024];
+
+	return tnd__read_small("/sys/devices/system/node/has_memory", text, sizeof(text)) > 0 &&
+	       tnd__list_parse(text, bits, TND__NODES_MAX) == 0;
+}
+
+static void place(void *data, uint64_t bytes, int numa)
+{
+	unsigned char bits[TND__NODES_MAX / 8] = {0};
+	unsigned long mask[TND__NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+	int mode = MPOL_INTERLEAVE_;
+
+	if (numa == TND_NUMA_INTERLEAVE) {
+		if (!nodes_with_memory(bits))
+			return;
+	} else if (numa >= 0 && numa < TND__NODES_MAX) {
+		mode = MPOL_BIND_;
+		bits[numa / 8] = (unsigned char)(1u << (numa % 8));
+	} else {
+		return;
+	}
+	for (size_t i = 0; i < TND__NODES_MAX; i++)
+		if (bits[i / 8] >> (i % 8) & 1)
+			mask[i / (8 * sizeof(*mask))] |= 1ul << (i % (8 * sizeof(*mask)));
+	/* One more than the number of bits: the kernel counts that way. */
+	syscall(SYS_mbind, data, bytes, mode, mask, (unsigned long)TND__NODES_MAX + 1, 0u);
+}
+
+static int memfd_sized(uint64_t bytes)
+{
+	struct rlimit limit;
+	int fd, rc;
+
+	/* Beyond this limit ftruncate() does not fail, it kills (SIGXFSZ). */
+	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+	    bytes > limit.rlim_cur)
+		return -EFBIG;
+	rc = tnd__failpoint("mem.memfd");
+	if (rc < 0)
+		return rc;
+	fd = memfd_create("tundish-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+		fd = memfd_create("tundish-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return errno == EMFILE || errno == ENFILE ? -EMFILE : -ENOMEM;
+	if (ftruncate(fd, (off_t)bytes) < 0) {
+		rc = errno == EFBIG ? -EFBIG : -ENOMEM;
+		close(fd);
+		return rc;
+	}
+	/* Nobody whom it is handed to can cut it under a reader (SIGBUS). */
+	fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+	return fd;
+}
+
+int tnd__map(uint64_t bytes, const struct tnd__map_how *how, void **ret_data, int *ret_fd)
+{
+	bool huge = bytes >= TND__HUGE && !how->no_huge;
+	int fd = -1;
+	void *data;
+
+	if (how->shared) {
+		fd = memfd_sized(bytes);
+		if (fd < 0)
+			return fd;
+	}
+	data = map_aligned(bytes, how->shared ? PROT_NONE : PROT_READ | PROT_WRITE);
+	if (!data)
+		goto close_fd;
+	if (how->shared &&
+	    mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+		goto unmap;
+	place(data, bytes, how->numa);
+	madvise(data, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	if (huge && how->shared)
+		madvise(data, tnd__round_down(bytes, TND__HUGE), MADV_COLLAPSE);
+	*ret_data = data;
+	*ret_fd = fd;
+	return 0;
+
+unmap:
+	munmap(data, bytes);
+close_fd:
+	if (fd >= 0)
+		close(fd);
+	return -ENOMEM;
+}
+
+int tnd__map_own(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
+{
+	static const struct tnd__map_how how = {.numa = TND_NUMA_AUTO};
+	uint64_t map_bytes;
+	int fd, rc;
+
+	if (!bytes)
+		return TND_E_INVALID;
+	if (bytes > UINT64_MAX / 4)
+		return -ENOMEM;
+	map_bytes = tnd__round_up(bytes, TND__PAGE);
+	rc = tnd__map(map_bytes, &how, ret_data, &fd);
+	if (rc == 0)
+		*ret_map_bytes = map_bytes;
+	return rc;
+}
+
+void tnd__unmap_own(void *data, uint64_t map_bytes)
+{
+	if (data)
+		munmap(data, map_bytes);
+}

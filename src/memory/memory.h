@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory.h - what the layers above use of memory/ beyond the public headers
+ *
+ *   budget.c, keyed.c    the account: tickets in a queue, keyed charges
+ *   slab.c, lease.c      the pool, its mappings and who holds them
+ *   escape.c             the report of leases that are still out
+ *   map.c, huge.c        mappings, where their pages go, how many of them are huge
+ *   host.c, meminfo.c, cgroup.c, memlog.c    what the machine has, what it allows, the record of a phase
+ *
+ * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a budget. No callback of a caller
+ * runs under any of them.
+ */
+#ifndef TND_MEMORY_H
+#define TND_MEMORY_H
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include <tundish/budget.h>
+#include <tundish/host.h>
+#include <tundish/slab.h>
+
+#include "base/base.h"
+
+/* -- lists -- */
+
+/* A ring of links; an unlinked link and an empty list point at themselves. */
+struct tnd__link {
+	struct tnd__link *prev, *next;
+};
+
+#define TND__OF(link, type, field) ((type *)(void *)((char *)(link)-offsetof(type, field)))
+
+static inline void tnd__link_init(struct tnd__link *link)
+{
+	link->prev = link->next = link;
+}
+
+static inline bool tnd__link_alone(const struct tnd__link *link)
+{
+	return link->next == link;
+}
+
+/* For the end of a list give its head. */
+static inline void tnd__link_before(struct tnd__link *at, struct tnd__link *link)
+{
+	link->prev = at->prev;
+	link->next = at;
+	at->prev->next = link;
+	at->prev = link;
+}
+
+static inline void tnd__link_remove(struct tnd__link *link)
+{
+	link->prev->next = link->next;
+	link->next->prev = link->prev;
+	tnd__link_init(link);
+}
+
+/* Every allocation of this layer: zeroed, and can be made to fail by the failpoint "mem.alloc". */
+static inline void *tnd__mem_alloc(size_t bytes)
+{
+	return tnd__failpoint("mem.alloc") < 0 ? NULL : calloc(1, bytes);
+}
+
+/* -- budget (budget.c) -- */
+
+/* The account lives while somebody holds a reference; close drops the creator's. */
+struct tnd_budget *tnd__budget_ref(struct tnd_budget *budget);
+void tnd__budget_unref(struct tnd_budget *budget);
+
+/*
+ * Of what is charged, `delta` bytes more (or fewer) stay for the whole life of their owner: metadata, rings. A charge that waits to be alone
+ * (TND_CHARGE_F_ALONE) does not wait for them.
+ */
+void tnd__budget_standing(struct tnd_budget *budget, int64_t delta);
+
+/* -- slabs (slab.c, lease.c) -- */
+
+struct tnd_budget *tnd__slab_pool_budget(const struct tnd_slab_pool *pool);
+
+/*
+ * `fn` is called, without a lock, each time a slab comes back or a lease ends. NULL: no more. Returns when no older callback is
+ * running, as tnd_slab_pool_close() does; so neither may be called from one.
+ */
+void tnd__slab_pool_on_idle(struct tnd_slab_pool *pool, void (*fn)(void *arg), void *arg);
+
+/* "a, b, c and 12 more": held names for a log line, at most 8 of them, cut to fit. Return: leases out. */
+size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_bytes);
+
+/* Looks how much of the pool's mappings is on huge pages now; tnd_slab_pool_stats() gives the most seen. Walks page tables: rarely. */
+void tnd__slab_pool_sample_huge(struct tnd_slab_pool *pool);
+
+/* `bytes` of the slab that the lease stands for: only the naive accounting below looks at them. */
+int tnd__lease_acquire_sized(struct tnd_slab *slab, const char *name, size_t name_bytes,
+			     uint64_t bytes, struct tnd_lease **ret_lease);
+
+#ifdef TND_FAILPOINTS
+/*
+ * The accounting that does not work, as a control for tests: a lease that ends refunds its own bytes although the mapping stays. Before the
+ * first acquire.
+ */
+void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
+#endif
+
+/* -- mappings that are not slabs (map.c) -- */
+
+/* Zeroed, page aligned, on huge pages where it pays, not charged. Return: 0, -ENOMEM. */
+int tnd__map_own(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
+void tnd__unmap_own(void *data, uint64_t map_bytes);
+
+/* -- host (host.c, memlog.c) -- */
+
+/* tnd_host_memory() with every path below `root` ("" for the real ones). */
+int tnd__host_memory_at(const char *root, struct tnd_host_memory *ret_memory);
+
+/* What a phase of a load leaves behind, one JSON line. */
+struct tnd__memlog {
+	const char *phase; /* a plain word */
+	uint64_t read_bytes, kept_bytes, storage_bytes;
+	uint64_t shards_opened, shards_skipped;
+	uint64_t tensors, sliced, buffers, buffer_bytes, slabs;
+	uint64_t slab_bytes; /* written as slab_mb */
+	uint64_t slab_peak_live, slab_peak_bytes, slabs_alive_after_release;
+	uint64_t live_maps, live_map_bytes;
+	uint64_t start_available; /* MemAvailable before the load, or TND_HOST_UNKNOWN */
+	struct tnd_host_memory host;
+};
+
+/* *ret_text: transferred, free(). Return: 0, -ENOMEM. */
+int tnd__memlog_json(const struct tnd__memlog *log, char **ret_text);
+
+#endif
