@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * opener.c - from a path to a checked checkpoint
+ *
+ *   path is a folder --> an index? --yes--> files that it names, all there? --> headers --> names all there? --.
+ *      |                     '-----no----> every *.safetensors file --------> headers ------------------------+-> one table
+ *      '--- an index file: its folder with that index                                                         |   names unique?
+ *      '--- any other file, or a list of files ------------------------------> headers -----------------------'   config.json
+ *
+ * Opening stops at the first problem; checking hands each to the caller and goes on with what is left. Both are this code: `settle`
+ * decides. Memory that runs out ends both.
+ *
+ * Serial: a warm header costs its scan, 48 of them with 100,000 tensors a few tens of milliseconds, less than threads would save.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "parts.h"
+
+#define INDEX_BYTES_MAX TND__MIB(256)
+#define LIST_BYTES_MAX 500 /* of names in a sentence */
+
+struct opener {
+	struct tnd_checkpoint_opts opts;
+	tnd_problem_fn fn; /* NULL: stop at the first problem */
+	void *arg;
+	int problem_count;
+	struct tnd_error error;
+	struct tnd__scratch scratch;
+	struct tnd__part *parts;
+	size_t part_count, part_capacity;
+	struct tnd__sentences entries; /* names in the folder */
+	struct tnd__index index;
+	char *index_name, *folder;
+	struct tnd__sentences warnings;
+	struct tnd__config config;
+};
+
+static int no_memory(struct opener *opener)
+{
+	return tnd__fail_plain(&opener->error, -ENOMEM, "no memory to open the checkpoint");
+}
+
+/* What becomes of a step's result. Return: 0 to go on, else the failure that ends opening. */
+static int settle(struct opener *opener, int rc)
+{
+	if (rc >= 0)
+		return 0;
+	if (!opener->fn || rc == -ENOMEM)
+		return rc;
+	opener->fn(opener->arg, &opener->error);
+	opener->problem_count++;
+	return 0;
+}
+
+static int add_file(struct opener *opener, const char *path, const char *name)
+{
+	int rc;
+
+	if (tnd__checkpoint_reserve(&opener->parts, &opener->part_capacity, opener->part_count + 1,
+				    sizeof(*opener->parts)) < 0)
+		return no_memory(opener);
+	rc = tnd__part_open(path, name, &opener->opts, &opener->scratch,
+			    &opener->parts[opener->part_count], &opener->error);
+	if (rc == 0)
+		opener->part_count++;
+	return settle(opener, rc);
+}
+
+static int add_from_folder(struct opener *opener, const char *name)
+{
+	char *path = tnd__path_join(opener->folder, name);
+	int rc;
+
+	if (!path)
+		return no_memory(opener);
+	rc = add_file(opener, path, name);
+	free(path);
+	return rc;
+}
+
+static int compare_texts(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int list_folder(struct opener *opener)
+{
+	DIR *folder = opendir(opener->folder);
+	struct tnd__where where = {.file = opener->folder};
+	struct dirent *entry;
+	int rc = folder ? 0 : -errno;
+
+	while (folder && rc == 0) {
+		errno = 0;
+		entry = readdir(folder);
+		if (!entry) {
+			rc = -errno;
+			break;
+		}
+		if (entry->d_name[0] != '.')
+			rc = tnd__sentences_add(&opener->entries, "%s", entry->d_name);
+	}
+	if (folder)
+		closedir(folder);
+	if (rc < 0)
+		return tnd__fail(&opener->error, rc, &where, "cannot list the folder: %s",
+				 tnd_strerror(rc));
+	if (opener->entries.count)
+		qsort(opener->entries.items, opener->entries.count, sizeof(char *), compare_texts);
+	return 0;
+}
+
+static bool has_suffix(const char *text, const char *suffix)
+{
+	size_t bytes = strlen(text), suffix_bytes = strlen(suffix);
+
+	return bytes > suffix_bytes && strcmp(text + bytes - suffix_bytes, suffix) == 0;
+}
+
+/* -- without an index -- */
+
+static int fail_no_files(struct opener *opener)
+{
+	const char *other = NULL;
+
+	for (size_t i = 0; i < opener->entries.count && !other; i++)
+		if (has_suffix(opener->entries.items[i], ".bin") ||
+		    has_suffix(opener->entries.items[i], ".pt") ||
+		    has_suffix(opener->entries.items[i], ".pth") ||
+		    has_suffix(opener->entries.items[i], ".gguf"))
+			other = opener->entries.items[i];
+	return tnd__fail(&opener->error, TND_E_NOT_SAFETENSORS,
+			 &(struct tnd__where){.file = opener->folder},
+			 "expected *.safetensors files in the folder, found none%s%s%s",
+			 other ? " (it has " : "", other ? other : "",
+			 other ? ": convert it, or get the safetensors version)" : "");
+}
+
+/* Whether an entry of the folder is to be opened: anything but what is there and is no regular file. */
+static bool is_candidate(struct opener *opener, const char *name, int *ret_rc)
+{
+	char *path = tnd__path_join(opener->folder, name);
+	struct stat stat_;
+	bool regular;
+
+	if (!path) {
+		*ret_rc = no_memory(opener);
+		return false;
+	}
+	/* What cannot be looked at, a dangling link among it, must fail when it is opened. */
+	regular = stat(path, &stat_) < 0 || S_ISREG(stat_.st_mode);
+	free(path);
+	if (!regular &&
+	    tnd__sentences_add(&opener->warnings, "%s: no regular file: left out", name) < 0)
+		*ret_rc = no_memory(opener);
+	return regular;
+}
+
+static int open_entries(struct opener *opener)
+{
+	size_t candidate_count = 0;
+	int rc = 0;
+
+	for (size_t i = 0; i < opener->entries.count && rc == 0; i++) {
+		const char *name = opener->entries.items[i];
+
+		if (!has_suffix(name, ".safetensors") || !is_candidate(opener, name, &rc))
+			continue;
+		candidate_count++;
+		rc = add_from_folder(opener, name);
+	}
+	if (rc == 0 && !candidate_count)
+		rc = settle(opener, fail_no_files(opener));
+	return rc;
+}
+
+/* -- with an index -- */
+
+/* Names for one sentence, as many as it bears. */
+struct name_list {
+	struct tnd__text text;
+	size_t count, shown;
+};
+
+static void list_name(struct name_list *list, const char *name, const char *file)
+{
+	char shown[160];
+
+	list->count++;
+	if (list->text.bytes > LIST_BYTES_MAX)
+		return;
+	tnd__printable(name, strlen(name), shown, sizeof(shown));
+	tnd__text_add(&list->text, "%s'%s'%s%.100s%s", list->shown ? ", " : "", shown,
+		      file ? " (not in " : "", file ? file : "", file ? ")" : "");
+	list->shown++;
+}
+
+/* Fails with all that the list has, if it has anything. */
+static int fail_list(struct opener *opener, struct name_list *list, size_t of, const char *what,
+		     const char *advice)
+{
+	size_t count = list->count, more = list->count - list->shown;
+	char tail[48] = "", *text;
+	int rc;
+
+	if (!count)
+		return 0;
+	text = tnd__text_take(&list->text);
+	if (!text)
+		return no_memory(opener);
+	if (more)
+		snprintf(tail, sizeof(tail), " and %zu more", more);
+	rc = tnd__fail(&opener->error, TND_E_INDEX,
+		       &(struct tnd__where){.file = opener->index_name},
+		       "%zu of the %zu %s: %s%s; %s", count, of, what, text, tail, advice);
+	free(text);
+	return rc;
+}
+
+/* Every file that the index names must be there before any is opened. */
+static int check_files_exist(struct opener *opener)
+{
+	struct name_list missing = {0};
+	struct stat stat_;
+	int rc;
+
+	for (size_t i = 0; i < opener->index.file_count; i++) {
+		const char *name = opener->index.files[i];
+		char *path = tnd__path_join(opener->folder, name);
+
+		if (!path) {
+			tnd__text_free(&missing.text);
+			return no_memory(opener);
+		}
+		if (stat(path, &stat_) < 0 && (errno == ENOENT || errno == ENOTDIR))
+			list_name(&missing, name, NULL);
+		free(path);
+	}
+	rc = fail_list(opener, &missing, opener->index.file_count,
+		       "files that it names are missing",
+		       "finish the download, or read the folder as it is (--ignore-index)");
+	return settle(opener, rc);
+}
+
+static struct tnd__part *find_part(struct opener *opener, const char *name)
+{
+	size_t low = 0, high = opener->part_count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		int order = strcmp(opener->parts[middle].name, name);
+
+		if (order == 0)
+			return &opener->parts[middle];
+		if (order < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return NULL;
+}
+
+/* Place of a name in a part's table, tensor_count if it is not there. `guess`: tried first. */
+static size_t find_name(const struct tnd__header *header, const char *name, size_t guess)
+{
+	size_t bytes = strlen(name), low = 0, high = header->tensor_count;
+
+	if (guess < high && header->tensors[guess].name_bytes == bytes &&
+	    memcmp(header->tensors[guess].name, name, bytes) == 0)
+		return guess;
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		const struct tnd_tensor *tensor = &header->tensors[middle];
+		int order = tnd__compare(tensor->name, tensor->name_bytes, name, bytes);
+
+		if (order == 0)
+			return middle;
+		if (order < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return header->tensor_count;
+}
+
+/* Marks what the index gives to its file; lists the names that are not there. */
+static void mark_named(struct opener *opener, bool *const *marks, struct name_list *missing)
+{
+	struct tnd__part *part = NULL;
+	const char *name, *last = "";
+	size_t place = 0;
+	json_t *value;
+
+	json_object_foreach(opener->index.weight_map, name, value)
+	{
+		const char *file = json_string_value(value);
+
+		if (strcmp(file, last) != 0) {
+			part = find_part(opener, file);
+			place = 0;
+			last = file;
+		}
+		if (!part)
+			continue; /* a problem of its own, told already */
+		place = find_name(&part->header, name, place);
+		if (place < part->header.tensor_count)
+			marks[part - opener->parts][place++] = true;
+		else
+			list_name(missing, name, part->name);
+	}
+}
+
+/* Takes out of a part what is not marked. */
+static void keep_marked(struct tnd__part *part, const bool *marks)
+{
+	struct tnd__header *header = &part->header;
+	size_t kept = 0;
+
+	for (size_t i = 0; i < header->tensor_count; i++)
+		if (marks[i])
+			header->tensors[kept++] = header->tensors[i];
+	part->skipped_count = header->tensor_count - kept;
+	header->tensor_count = kept;
+}
+
+static int apply_index(struct opener *opener)
+{
+	struct name_list missing = {0};
+	size_t total = 0;
+	bool **marks, *all;
+	int rc;
+
+	for (size_t i = 0; i < opener->part_count; i++)
+		total += opener->parts[i].header.tensor_count;
+	marks = tnd__checkpoint_alloc(opener->part_count * sizeof(*marks));
+	all = tnd__checkpoint_alloc(total);
+	if (!marks || !all) {
+		rc = no_memory(opener);
+		goto out;
+	}
+	memset(all, 0, total);
+	total = 0;
+	for (size_t i = 0; i < opener->part_count; i++) {
+		marks[i] = all + total;
+		total += opener->parts[i].header.tensor_count;
+	}
+	mark_named(opener, marks, &missing);
+	for (size_t i = 0; i < opener->part_count; i++)
+		keep_marked(&opener->parts[i], marks[i]);
+	rc = settle(opener,
+		    fail_list(opener, &missing, json_object_size(opener->index.weight_map),
+			      "names that it lists are not in their files",
+			      "the index is of another version: get the matching one, or read the "
+			      "folder as it is (--ignore-index)"));
+out:
+	tnd__text_free(&missing.text);
+	free(all);
+	free(marks);
+	return rc;
+}
+
+/* *.safetensors files that the index does not name are not opened; that they are there is worth a word. */
+static int warn_left_out(struct opener *opener)
+{
+	for (size_t i = 0; i < opener->entries.count; i++) {
+		const char *name = opener->entries.items[i];
+
+		if (!has_suffix(name, ".safetensors") ||
+		    bsearch(&name, opener->index.files, opener->index.file_count, sizeof(name),
+			    compare_texts))
+			continue;
+		if (tnd__sentences_add(&opener->warnings, "%s: not named by %s: left out", name,
+				       opener->index_name) < 0)
+			return no_memory(opener);
+	}
+	return 0;
+}
+
+static int open_indexed(struct opener *opener)
+{
+	char *path = tnd__path_join(opener->folder, opener->index_name), *text = NULL;
+	struct stat stat_;
+	size_t bytes;
+	int rc;
+
+	if (!path)
+		return no_memory(opener);
+	rc = tnd__slurp(path, opener->index_name, INDEX_BYTES_MAX, &text, &bytes, &opener->error);
+	free(path);
+	if (rc == 0)
+		rc = tnd__index_parse(text, bytes, opener->index_name, &opener->index,
+				      &opener->error);
+	free(text);
+	if (rc < 0)
+		return settle(opener, rc);
+	rc = check_files_exist(opener);
+	for (size_t i = 0; i < opener->index.file_count && rc == 0; i++) {
+		/* Only a check comes here with files missing: it has told them all. */
+		path = opener->fn ? tnd__path_join(opener->folder, opener->index.files[i]) : NULL;
+		if (!path || stat(path, &stat_) == 0 || (errno != ENOENT && errno != ENOTDIR))
+			rc = add_from_folder(opener, opener->index.files[i]);
+		free(path);
+	}
+	if (rc == 0)
+		rc = apply_index(opener);
+	if (rc == 0)
+		rc = warn_left_out(opener);
+	return rc;
+}
+
+/* -- the whole -- */
+
+/* `folder` of a path, as a text of its own: what stands before the last slash, or ".". */
+static char *folder_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	size_t bytes = slash ? (size_t)(slash - path) : 0;
+	char *folder = tnd__checkpoint_alloc(bytes + 2);
+
+	if (!folder)
+		return NULL;
+	memcpy(folder, path, bytes);
+	if (!bytes)
+		folder[bytes++] = slash ? '/' : '.';
+	folder[bytes] = '\0';
+	return folder;
+}
+
+static int open_folder(struct opener *opener, const char *index_name)
+{
+	int rc = list_folder(opener);
+
+	if (rc < 0)
+		return settle(opener, rc);
+	if (!index_name && !(opener->opts.flags & TND_CHECKPOINT_F_IGNORE_INDEX)) {
+		rc = tnd__index_choose(opener->entries.items, opener->entries.count, opener->folder,
+				       &index_name, &opener->error);
+		if (rc < 0)
+			return settle(opener, rc);
+	}
+	if (!index_name)
+		return open_entries(opener);
+	opener->index_name = tnd__path_join("", index_name);
+	if (!opener->index_name)
+		return no_memory(opener);
+	return open_indexed(opener);
+}
+
+/* Names that stand in two files, each with both. */
+static int check_unique(struct opener *opener, const struct tnd_checkpoint *checkpoint)
+{
+	int rc = 0;
+
+	for (size_t i = 1; i < checkpoint->tensor_count && rc == 0; i++) {
+		const struct tnd_tensor *a = &checkpoint->tensors[checkpoint->by_name[i - 1]],
+					*b = &checkpoint->tensors[checkpoint->by_name[i]];
+		struct tnd__where where = {.file = checkpoint->files[b->file].name,
+					   .name = b->name,
+					   .name_bytes = b->name_bytes};
+		char other[TND_ERROR_FILE_MAX];
+
+		if (tnd__compare(a->name, a->name_bytes, b->name, b->name_bytes) != 0)
+			continue;
+		tnd__printable(checkpoint->files[a->file].name,
+			       strlen(checkpoint->files[a->file].name), other, sizeof(other));
+		rc = settle(opener,
+			    tnd__fail(&opener->error, TND_E_DUPLICATE, &where,
+				      "duplicate tensor name: it is in '%s' too; remove one of the "
+				      "files, or add an index that says which counts",
+				      other));
+	}
+	return rc;
+}
+
+/* Makes the table of what is open. */
+static int finish(struct opener *opener, struct tnd_checkpoint **ret_checkpoint)
+{
+	struct tnd_checkpoint *checkpoint;
+	int rc;
+
+	rc = tnd__config_load(opener->folder, &opener->config, &opener->warnings);
+	if (rc == 0)
+		rc = tnd__checkpoint_build(opener->parts, opener->part_count, &checkpoint);
+	if (rc < 0)
+		return no_memory(opener);
+	opener->parts = NULL;
+	opener->part_count = 0;
+	checkpoint->config = opener->config;
+	checkpoint->warnings = opener->warnings;
+	memset(&opener->warnings, 0, sizeof(opener->warnings));
+	rc = check_unique(opener, checkpoint);
+	if (rc == 0 && !opener->problem_count && ret_checkpoint)
+		*ret_checkpoint = checkpoint;
+	else
+		tnd_checkpoint_close(checkpoint);
+	return rc;
+}
+
+static int opener_init(struct opener *opener, const struct tnd_checkpoint_opts *opts)
+{
+	memset(opener, 0, sizeof(*opener));
+	if (opts) {
+		if (!tnd__struct_ok(opts->struct_bytes, sizeof(*opts), sizeof(*opts)))
+			return tnd__fail_plain(&opener->error, TND_E_INVALID,
+					       "struct_bytes of the options is not valid: expected "
+					       "%zu, found %u",
+					       sizeof(*opts), opts->struct_bytes);
+		opener->opts = *opts;
+	}
+	if (opener->opts.flags & ~(TND_CHECKPOINT_F_IGNORE_INDEX | TND_CHECKPOINT_F_ALLOW_TRAILING))
+		return tnd__fail_plain(&opener->error, TND_E_INVALID, "unknown flags: 0x%x",
+				       opener->opts.flags);
+	if (opener->opts.max_header_bytes > UINT32_MAX)
+		return tnd__fail_plain(&opener->error, TND_E_INVALID,
+				       "max_header_bytes: expected at most %u, found %llu",
+				       UINT32_MAX,
+				       (unsigned long long)opener->opts.max_header_bytes);
+	if (!opener->opts.max_header_bytes)
+		opener->opts.max_header_bytes = TND_CHECKPOINT_MAX_HEADER_BYTES;
+	return 0;
+}
+
+/* Hands the failure over and lets everything go. Return: rc. */
+static int opener_fini(struct opener *opener, int rc, struct tnd_error *reterr)
+{
+	for (size_t i = 0; i < opener->part_count; i++)
+		tnd__part_free(&opener->parts[i]);
+	free(opener->parts);
+	tnd__scratch_free(&opener->scratch);
+	tnd__index_free(&opener->index);
+	tnd__sentences_free(&opener->entries);
+	tnd__sentences_free(&opener->warnings);
+	free(opener->index_name);
+	free(opener->folder);
+	if (rc < 0 && reterr)
+		*reterr = opener->error;
+	return rc;
+}
+
+static int open_path(struct opener *opener, const char *path)
+{
+	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+	struct stat stat_;
+
+	if (stat(path, &stat_) < 0)
+		return tnd__fail(&opener->error, -errno, &(struct tnd__where){.file = path},
+				 "cannot open: %s", tnd_strerror(-errno));
+	if (S_ISDIR(stat_.st_mode)) {
+		opener->folder = tnd__path_join(path, "");
+		return opener->folder ? open_folder(opener, NULL) : no_memory(opener);
+	}
+	opener->folder = folder_of(path);
+	if (!opener->folder)
+		return no_memory(opener);
+	if (has_suffix(base, ".safetensors.index.json"))
+		return open_folder(opener, base);
+	return add_file(opener, path, path);
+}
+
+int tnd_checkpoint_open(const char *path, const struct tnd_checkpoint_opts *opts,
+			struct tnd_checkpoint **ret_checkpoint, struct tnd_error *reterr)
+{
+	struct opener opener;
+	int rc = opener_init(&opener, opts);
+
+	if (rc == 0)
+		rc = open_path(&opener, path);
+	if (rc == 0)
+		rc = finish(&opener, ret_checkpoint);
+	return opener_fini(&opener, rc, reterr);
+}
+
+int tnd_checkpoint_open_files(const char *const *paths, size_t path_count,
+			      const struct tnd_checkpoint_opts *opts,
+			      struct tnd_checkpoint **ret_checkpoint, struct tnd_error *reterr)
+{
+	struct opener opener;
+	const char **sorted = NULL;
+	int rc = opener_init(&opener, opts);
+
+	if (rc == 0 && !path_count)
+		rc = tnd__fail_plain(&opener.error, TND_E_INVALID, "expected files, found none");
+	if (rc < 0)
+		goto out;
+	sorted = tnd__checkpoint_alloc(path_count * sizeof(*sorted));
+	opener.folder = folder_of(paths[0]);
+	if (!sorted || !opener.folder) {
+		rc = no_memory(&opener);
+		goto out;
+	}
+	memcpy(sorted, paths, path_count * sizeof(*sorted));
+	qsort(sorted, path_count, sizeof(*sorted), compare_texts);
+	for (size_t i = 0; i < path_count && rc == 0; i++)
+		rc = add_file(&opener, sorted[i], sorted[i]);
+	if (rc == 0)
+		rc = finish(&opener, ret_checkpoint);
+out:
+	free(sorted);
+	return opener_fini(&opener, rc, reterr);
+}
+
+int tnd_checkpoint_check(const char *path, const struct tnd_checkpoint_opts *opts,
+			 tnd_problem_fn fn, void *arg, struct tnd_error *reterr)
+{
+	struct opener opener;
+	int rc = opener_init(&opener, opts), problem_count;
+
+	opener.fn = fn;
+	opener.arg = arg;
+	if (rc == 0)
+		rc = open_path(&opener, path);
+	if (rc == 0)
+		rc = finish(&opener, NULL);
+	problem_count = opener.problem_count;
+	rc = opener_fini(&opener, rc, reterr);
+	return rc < 0 ? rc : problem_count;
+}
