@@ -10,7 +10,7 @@ all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD)
 
 $(BUILD)/build.ninja:
-	@meson setup $(BUILD) --buildtype=release --prefix=$(PREFIX) >/dev/null
+	@meson setup $(BUILD) --buildtype=release -Dtests=false --prefix=$(PREFIX) >/dev/null
 
 help:
 	@echo "make          build the library and the command in $(BUILD)/ (release)"
@@ -30,12 +30,15 @@ demo:
 check:
 	@scripts/check.sh
 
-bench: all
-	@scripts/bench.sh $(BUILD)
+bench:
+	@scripts/install-deps.sh check
+	@[ -f build-bench/build.ninja ] || meson setup build-bench --buildtype=release >/dev/null
+	@ninja -C build-bench
+	@meson test -C build-bench --benchmark --no-rebuild --verbose
 
 install: all
 	@meson configure $(BUILD) -Dprefix=$(PREFIX) >/dev/null
 	@DESTDIR=$(DESTDIR) meson install -C $(BUILD) --quiet
 
 clean:
-	@rm -rf build build-check build-asan build-tsan build-msan .venv-test _demo
+	@rm -rf build build-check build-asan build-tsan build-msan build-bench .venv-test _demo
