@@ -30,11 +30,13 @@ struct tnd__storage_opts {
 	uint32_t direct;       /* TND_DIRECT_* */
 	bool keep_cache;       /* do not drop what a buffered read of a cold extent brought in */
 	uint32_t thread_count; /* workers; 0: default from processors and quota */
-	uint32_t queue_depth;  /* direct reads in flight; 0: default */
+	uint32_t queue_depth;  /* reads in flight; 0: default */
 	uint64_t
 		chunk_bytes; /* no read is longer; bounce buffers are chunk_bytes + 2 x 4 KiB each */
 	uint32_t
 		bounce_count; /* bounce buffers, allocated on first need, never more than this many; >= 1 */
+	uint32_t
+		window_count; /* buffered reads of cold extents in flight: their page cache, in chunks; 0: 4 */
 	const char *cpus; /* list, or NULL: every processor of the cpuset */
 	int32_t numa; /* node, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE: where bounce buffers and workers go */
 };
@@ -88,6 +90,7 @@ struct tnd__read {
 	uint64_t progress;
 	int64_t start_ns;
 	void *bounce;
+	int32_t status, ring_error;
 	uint32_t state;
 	uint32_t tries;
 };

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * storage.c - a storage's life: workers, their queue, submission, cancel, close
+ *
+ * States: running -> (cancelled) -> stopping -> gone. Cancelled only sets a flag: everything queued comes to a thread in turn,
+ * which sees the flag and ends it. Stopping begins once nothing is in flight, so threads leave with their queues empty.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tundish/load.h>
+
+#include "storage/engine.h"
+
+#define STACK_BYTES TND__KIB(256)
+#define DEFAULT_DEPTH 8
+#define DEFAULT_WINDOW 4
+#define DEFAULT_CHUNK TND__MIB(2)
+#define DEFAULT_BOUNCES 4
+
+/* A blocking direct read keeps a thread but no processor, so that engine wants more threads than processors. */
+#define DIRECT_THREADS_MIN 4
+
+void tnd__queue_push(struct tnd__queue *queue, struct tnd__read *read)
+{
+	read->next = NULL;
+	if (queue->tail)
+		queue->tail->next = read;
+	else
+		queue->head = read;
+	queue->tail = read;
+}
+
+struct tnd__read *tnd__queue_pop(struct tnd__queue *queue)
+{
+	struct tnd__read *read = queue->head;
+
+	if (read) {
+		queue->head = read->next;
+		if (!queue->head)
+			queue->tail = NULL;
+	}
+	return read;
+}
+
+void tnd__worker_queue(struct tnd__storage *storage, struct tnd__read *read, bool first)
+{
+	pthread_mutex_lock(&storage->lock);
+	if (first && storage->tasks.head) {
+		read->next = storage->tasks.head;
+		storage->tasks.head = read;
+	} else {
+		tnd__queue_push(&storage->tasks, read);
+	}
+	pthread_cond_signal(&storage->work);
+	pthread_mutex_unlock(&storage->lock);
+}
+
+void tnd__thread_settle(const struct tnd__storage *storage, const char *name)
+{
+	pthread_setname_np(pthread_self(), name);
+	/* The caller may be pinned to one core; refused: we stay where we are. */
+	sched_setaffinity(0, sizeof(storage->cpu_bits),
+			  (const cpu_set_t *)(const void *)storage->cpu_bits);
+}
+
+int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread)
+{
+	sigset_t all, before;
+	pthread_attr_t attr;
+	int rc = tnd__failpoint("storage.thread");
+
+	if (rc < 0)
+		return rc;
+	rc = -pthread_attr_init(&attr);
+	if (rc < 0)
+		return rc;
+	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = -pthread_create(ret_thread, &attr, run, arg);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	return rc;
+}
+
+static void *worker(void *arg)
+{
+	struct tnd__storage *storage = arg;
+	struct tnd__read *read;
+	char name[16] = "tnd-io";
+
+	pthread_mutex_lock(&storage->lock);
+	for (uint32_t i = 0; i < storage->thread_count; i++)
+		if (pthread_equal(storage->threads[i], pthread_self()))
+			snprintf(name, sizeof(name), "tnd-io-%u", i);
+	pthread_mutex_unlock(&storage->lock);
+	tnd__thread_settle(storage, name);
+	for (;;) {
+		pthread_mutex_lock(&storage->lock);
+		while (!storage->tasks.head && !storage->stop)
+			pthread_cond_wait(&storage->work, &storage->lock);
+		read = tnd__queue_pop(&storage->tasks);
+		pthread_mutex_unlock(&storage->lock);
+		if (!read)
+			return NULL;
+		tnd__transfer_run(read);
+	}
+}
+
+static int workers_start(struct tnd__storage *storage)
+{
+	uint32_t want = storage->opts.thread_count;
+	int rc = 0;
+
+	pthread_mutex_lock(&storage->lock); /* workers look themselves up in the table */
+	while (storage->thread_count < want) {
+		rc = tnd__thread_start(worker, storage, &storage->threads[storage->thread_count]);
+		if (rc < 0)
+			break;
+		storage->thread_count++;
+	}
+	pthread_mutex_unlock(&storage->lock);
+	return storage->thread_count ? 0 : rc;
+}
+
+static void workers_stop(struct tnd__storage *storage)
+{
+	pthread_mutex_lock(&storage->lock);
+	storage->stop = true;
+	pthread_cond_broadcast(&storage->work);
+	pthread_mutex_unlock(&storage->lock);
+	for (uint32_t i = 0; i < storage->thread_count; i++)
+		pthread_join(storage->threads[i], NULL);
+}
+
+static void fill_defaults(struct tnd__storage_opts *opts)
+{
+	bool threads_only = opts->engine == TND_ENGINE_THREADS;
+
+	if (!opts->thread_count) {
+		opts->thread_count = tnd__io_thread_default();
+		if (threads_only)
+			opts->thread_count = TND__MAX(opts->thread_count, DIRECT_THREADS_MIN);
+	}
+	opts->thread_count = TND__MIN(opts->thread_count, TND__THREAD_MAX);
+	if (!opts->queue_depth)
+		opts->queue_depth = DEFAULT_DEPTH;
+	if (!opts->window_count)
+		opts->window_count = DEFAULT_WINDOW;
+	if (!opts->chunk_bytes)
+		opts->chunk_bytes = DEFAULT_CHUNK;
+	if (!opts->bounce_count)
+		opts->bounce_count = DEFAULT_BOUNCES;
+}
+
+static void numa_text(int32_t numa, char *out, size_t out_bytes)
+{
+	if (numa == TND_NUMA_INTERLEAVE)
+		snprintf(out, out_bytes, "interleave");
+	else if (numa < 0)
+		snprintf(out, out_bytes, "auto");
+	else
+		snprintf(out, out_bytes, "node %d", numa);
+}
+
+static int placement(struct tnd__storage *storage, struct tnd_error *reterr)
+{
+	int rc = tnd__cpus_choose(storage->opts.cpus, storage->opts.numa, storage->cpu_bits);
+
+	if (rc < 0)
+		return tnd__fail_plain(reterr, rc,
+				       "processors '%s': expected a list such as \"0-3,8\" with at "
+				       "least one that this process may use",
+				       storage->opts.cpus);
+	storage->opts.cpus = NULL; /* borrowed for the call */
+	tnd__cpus_text(storage->cpu_bits, storage->cpus, sizeof(storage->cpus));
+	numa_text(storage->opts.numa, storage->numa, sizeof(storage->numa));
+	return 0;
+}
+
+static struct tnd__storage *storage_alloc(const struct tnd__storage_opts *opts)
+{
+	struct tnd__storage *storage;
+
+	if (tnd__failpoint("storage.alloc") < 0)
+		return NULL;
+	storage = calloc(1, sizeof(*storage));
+	if (!storage)
+		return NULL;
+	storage->opts = *opts;
+	fill_defaults(&storage->opts);
+	storage->bounce_bytes = tnd__round_up(storage->opts.chunk_bytes, TND__PAGE) + 2 * TND__PAGE;
+	storage->bounces = calloc(storage->opts.bounce_count, sizeof(*storage->bounces));
+	if (!storage->bounces) {
+		free(storage);
+		return NULL;
+	}
+	pthread_mutex_init(&storage->lock, NULL);
+	pthread_cond_init(&storage->work, NULL);
+	pthread_cond_init(&storage->room, NULL);
+	return storage;
+}
+
+static void storage_free(struct tnd__storage *storage)
+{
+	tnd__bounces_free(storage);
+	pthread_cond_destroy(&storage->room);
+	pthread_cond_destroy(&storage->work);
+	pthread_mutex_destroy(&storage->lock);
+	free(storage);
+}
+
+int tnd__storage_create(const struct tnd__storage_opts *opts, struct tnd__storage **ret_storage,
+			struct tnd_error *reterr)
+{
+	struct tnd__storage *storage = storage_alloc(opts);
+	int rc;
+
+	if (!storage)
+		return tnd__fail_plain(reterr, -ENOMEM, "out of memory for the reading threads");
+	rc = placement(storage, reterr);
+	if (rc < 0)
+		goto free_storage;
+	rc = workers_start(storage);
+	if (rc < 0) {
+		tnd__fail_plain(reterr, rc,
+				"cannot start a reading thread: %s; raise the limit of processes",
+				tnd_strerror(rc));
+		goto free_storage;
+	}
+	if (opts->engine != TND_ENGINE_THREADS && tnd__uring_open(storage) == 0)
+		atomic_store_explicit(&storage->uring_ok, true, memory_order_relaxed);
+	*ret_storage = storage;
+	return 0;
+
+free_storage:
+	storage_free(storage);
+	return rc;
+}
+
+void tnd__storage_cancel(struct tnd__storage *storage)
+{
+	atomic_store_explicit(&storage->cancelled, true, memory_order_relaxed);
+	pthread_mutex_lock(&storage->lock);
+	pthread_cond_broadcast(&storage->room);
+	pthread_mutex_unlock(&storage->lock);
+}
+
+void tnd__storage_close(struct tnd__storage *storage)
+{
+	if (!storage)
+		return;
+	pthread_mutex_lock(&storage->lock);
+	while (storage->inflight)
+		pthread_cond_wait(&storage->room, &storage->lock);
+	pthread_mutex_unlock(&storage->lock);
+	tnd__uring_close(storage);
+	workers_stop(storage);
+	storage_free(storage);
+}
+
+void tnd__storage_stats(struct tnd__storage *storage, struct tnd__storage_stats *ret_stats)
+{
+	memset(ret_stats, 0, sizeof(*ret_stats));
+	pthread_mutex_lock(&storage->lock);
+	ret_stats->storage_bytes = storage->storage_bytes;
+	ret_stats->read_ns = storage->read_ns;
+	ret_stats->scatter_ns = storage->scatter_ns;
+	ret_stats->bounce_allocated_bytes = storage->bounce_allocated;
+	pthread_mutex_unlock(&storage->lock);
+	ret_stats->thread_count = storage->thread_count;
+	ret_stats->engine = atomic_load_explicit(&storage->uring_ok, memory_order_relaxed)
+				    ? "uring"
+				    : "threads";
+	memcpy(ret_stats->cpus, storage->cpus, sizeof(ret_stats->cpus));
+	memcpy(ret_stats->numa, storage->numa, sizeof(ret_stats->numa));
+}
+
+void tnd__storage_submit(struct tnd__storage *storage, struct tnd__read *read)
+{
+	read->next = NULL;
+	read->progress = 0;
+	read->bounce = NULL;
+	read->state = read->tries = 0;
+	read->status = read->ring_error = 0;
+	pthread_mutex_lock(&storage->lock);
+	while (storage->inflight >= storage->opts.queue_depth && !tnd__transfer_cancelled(read))
+		pthread_cond_wait(&storage->room, &storage->lock);
+	storage->inflight++;
+	pthread_mutex_unlock(&storage->lock);
+	read->start_ns = tnd__now_ns();
+	if (tnd__transfer_cancelled(read)) {
+		read->status = TND_E_CANCELLED;
+		tnd__step_set(read, TND__STEP_FINISH);
+		tnd__worker_queue(storage, read, false);
+		return;
+	}
+	tnd__extent_classify(read);
+	tnd__transfer_route(read);
+}
