@@ -36,33 +36,52 @@ static size_t utf8_length(const unsigned char *text, size_t left)
 	return length;
 }
 
-const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes)
+/* Printable form of the character at `text`. Return: bytes of the text that it stands for. */
+static size_t printable_piece(const char *text, size_t left, char *piece, size_t piece_bytes)
+{
+	size_t length = utf8_length((const unsigned char *)text, left);
+	unsigned char c = (unsigned char)text[0];
+	/* C1 control characters (U+0080 to U+009F) steer terminals as C0 ones do. */
+	bool c1 = length == 2 && c == 0xc2 && (unsigned char)text[1] < 0xa0;
+
+	if (c < 0x20 || c == 0x7f || c1)
+		snprintf(piece, piece_bytes, "\\u%04x", c1 ? (unsigned char)text[1] : c);
+	else if (!length)
+		snprintf(piece, piece_bytes, "\\x%02x", c);
+	else
+		snprintf(piece, piece_bytes, "%.*s", (int)length, text);
+	return length ? length : 1;
+}
+
+/* Pieces into out as long as `reserve` bytes stay free behind them. Return: whether all fitted. */
+static bool printable_fill(const char *text, size_t text_bytes, char *out, size_t out_bytes,
+			   size_t reserve, size_t *ret_used)
 {
 	size_t used = 0;
 	char piece[8];
 
-	for (size_t i = 0, step; i < text_bytes; i += step) {
-		unsigned char c = (unsigned char)text[i];
-		size_t length = utf8_length((const unsigned char *)text + i, text_bytes - i);
-		/* C1 control characters (U+0080 to U+009F) steer terminals as C0 ones do. */
-		bool c1 = length == 2 && c == 0xc2 && (unsigned char)text[i + 1] < 0xa0;
-
-		step = length ? length : 1;
-		if (c < 0x20 || c == 0x7f || c1)
-			snprintf(piece, sizeof(piece), "\\u%04x",
-				 c1 ? (unsigned char)text[i + 1] : c);
-		else if (!length)
-			snprintf(piece, sizeof(piece), "\\x%02x", c);
-		else
-			snprintf(piece, sizeof(piece), "%.*s", (int)length, text + i);
-		/* Four bytes stay free for "..." and the NUL, unless this piece is the last. */
-		if (used + strlen(piece) + (i + step < text_bytes ? 4 : 1) > out_bytes) {
-			if (used + 4 <= out_bytes)
-				memcpy(out + used, "...", 3), used += 3;
-			break;
-		}
+	for (size_t i = 0; i < text_bytes;) {
+		i += printable_piece(text + i, text_bytes - i, piece, sizeof(piece));
+		*ret_used = used;
+		if (used + strlen(piece) + reserve > out_bytes)
+			return false;
 		memcpy(out + used, piece, strlen(piece));
 		used += strlen(piece);
+	}
+	*ret_used = used;
+	return true;
+}
+
+const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes)
+{
+	size_t used = 0;
+
+	if (!printable_fill(text, text_bytes, out, out_bytes, 1, &used)) {
+		printable_fill(text, text_bytes, out, out_bytes, sizeof("..."), &used);
+		if (used + sizeof("...") <= out_bytes) {
+			memcpy(out + used, "...", 3);
+			used += 3;
+		}
 	}
 	out[used] = '\0';
 	return out;
