@@ -7,6 +7,7 @@
  * combination of engine, direct mode, cache state and injected refusal, compares each byte, and looks at what is left in the
  * page cache, in /proc/self/fd and in /proc/self/task. TND_TEST_SEED repeats a run.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -88,16 +89,16 @@ static int make_warm(int fd)
 
 static int entries(const char *directory)
 {
-	char command[64];
-	FILE *pipe;
-	int count = -1;
+	char path[64];
+	DIR *listing;
+	int count = 0;
 
-	snprintf(command, sizeof(command), "ls /proc/%d/%s | wc -l", (int)getpid(), directory);
-	pipe = popen(command, "r");
-	if (pipe && fscanf(pipe, "%d", &count) != 1)
-		count = -1;
-	if (pipe)
-		pclose(pipe);
+	snprintf(path, sizeof(path), "/proc/self/%s", directory);
+	listing = opendir(path);
+	assert_non_null(listing);
+	while (readdir(listing))
+		count++;
+	closedir(listing);
 	return count;
 }
 
