@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * load_json.c - `tundish.load/1` from what the ranks reported
+ *
+ * A rank that died or was refused has no report of the library; its object has every key all the same, with nothing
+ * in it, so that readers need no special case.
+ */
+#include "load.h"
+
+#include <string.h>
+
+static void default_key(json_t *object, const char *key, json_t *value, bool *failed)
+{
+	if (json_object_get(object, key))
+		json_decref(value);
+	else
+		tool_json_set(object, key, value, failed);
+}
+
+static void default_object(json_t *object, const char *key, const char *const *names, bool *failed)
+{
+	json_t *inner;
+
+	default_key(object, key, json_object(), failed);
+	inner = json_object_get(object, key);
+	for (; *names; names++)
+		default_key(inner, *names, json_real(0), failed);
+}
+
+void load_rank_complete(json_t *object, const struct load_rank *rank, bool *failed)
+{
+	static const char *const counts[] = {"tensors",
+					     "read_bytes",
+					     "kept_bytes",
+					     "storage_bytes",
+					     "metadata_bytes",
+					     "realigned_bytes",
+					     "buffers",
+					     "slabs",
+					     "allocations",
+					     "huge_bytes",
+					     "peak_charged_bytes",
+					     "resident_growth_bytes",
+					     "page_cache_growth_bytes",
+					     "overruns",
+					     "overrun_bytes",
+					     "io_threads"};
+	static const char *const lists[] = {"escaped", "files", "copied"};
+	static const char *const waits[] = {"storage", "budget", "consumer", NULL};
+	static const char *const stages[] = {"read", "gather", "deliver", NULL};
+
+	tool_json_set(object, "rank", json_integer(rank->rank), failed);
+	tool_json_set(object, "pid", json_integer(rank->pid), failed);
+	tool_json_set(object, "ok", json_boolean(rank->ended && rank->code == 0), failed);
+	default_key(object, "seconds", json_real(rank->seconds), failed);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+		default_key(object, counts[i], json_integer(0), failed);
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+		default_key(object, lists[i], json_array(), failed);
+	default_object(object, "waits", waits, failed);
+	default_key(json_object_get(object, "waits"), "held_up_by", json_array(), failed);
+	default_object(object, "stage_seconds", stages, failed);
+	default_key(object, "cpus", json_string(""), failed);
+	default_key(object, "numa", json_string("auto"), failed);
+	default_key(object, "registration", json_string("none"), failed);
+}
+
+uint64_t load_rank_u64(const struct load_rank *rank, const char *key)
+{
+	return (uint64_t)json_integer_value(json_object_get(rank->report, key));
+}
+
+uint64_t load_budget_bytes(const struct load_node *node)
+{
+	uint64_t count = node->count ? node->count : 1;
+
+	return node->command->options.plan.budget_bytes * count;
+}
+
+static json_t *error_json(const struct load_node *node, bool *failed)
+{
+	json_t *object;
+
+	if (node->code == 0)
+		return json_null();
+	object = json_object();
+	tool_json_set(object, "code", json_string(tnd_error_name(node->code)), failed);
+	tool_json_set(object, "rank",
+		      node->error.rank < 0 ? json_null() : json_integer(node->error.rank), failed);
+	tool_json_set(object, "file", json_string(node->error.file), failed);
+	tool_json_set(object, "tensor", json_string(node->error.name), failed);
+	tool_json_set(object, "message", json_string(node->error.message), failed);
+	return object;
+}
+
+static uint64_t sum_of(const struct load_node *node, const char *key)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < node->count; i++)
+		sum += load_rank_u64(&node->ranks[i], key);
+	return sum;
+}
+
+static void add_ranks(const struct load_node *node, json_t *document, bool *failed)
+{
+	json_t *ranks = json_array(), *memlog = json_array(), *totals = json_object();
+
+	for (size_t i = 0; i < node->count; i++) {
+		struct load_rank *rank = &node->ranks[i];
+		json_t *object = rank->report ? json_incref(rank->report) : json_object();
+
+		load_rank_complete(object, rank, failed);
+		tool_json_append(ranks, object, failed);
+		if (rank->memlog) {
+			default_key(rank->memlog, "rank", json_integer(rank->rank), failed);
+			tool_json_append(memlog, json_incref(rank->memlog), failed);
+		}
+	}
+	tool_json_set(totals, "storage_bytes", tool_json_u64(sum_of(node, "storage_bytes")),
+		      failed);
+	tool_json_set(totals, "peak_charged_bytes",
+		      tool_json_u64(sum_of(node, "peak_charged_bytes")), failed);
+	tool_json_set(document, "ranks", ranks, failed);
+	tool_json_set(document, "node", totals, failed);
+	tool_json_set(document, "memlog", memlog, failed);
+}
+
+json_t *load_document(const struct load_node *node)
+{
+	json_t *document = tool_json_document("tundish.load/1");
+	uint64_t kept = sum_of(node, "kept_bytes");
+	bool failed = !document;
+
+	tool_json_set(document, "ok", json_boolean(node->code == 0), &failed);
+	tool_json_set(document, "error", error_json(node, &failed), &failed);
+	tool_json_set(document, "seconds", json_real(node->seconds), &failed);
+	tool_json_set(document, "kept_bytes_per_second",
+		      json_real(node->seconds > 0 ? (double)kept / node->seconds : 0), &failed);
+	tool_json_set(document, "budget_bytes", tool_json_u64(load_budget_bytes(node)), &failed);
+	add_ranks(node, document, &failed);
+	if (!failed)
+		return document;
+	json_decref(document);
+	return NULL;
+}

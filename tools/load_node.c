@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * load_node.c - the parent of the ranks: starts them, listens, and sees to it that nothing is left behind
+ *
+ *      start all --> poll { messages of each rank, signals, timers } --> all ended and reaped
+ *
+ * The first error is the one reported; it cancels the other ranks (SIGTERM, then SIGKILL after PATIENCE_NS). SIGINT, SIGTERM
+ * and SIGHUP cancel likewise; a second one kills at once. A rank that ends by a signal, or without its "end" message, has
+ * died. Ranks die with this process by themselves (load_rank.c).
+ *
+ * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is gone takes its usual course
+ * when the mask is restored.
+ */
+#include "load.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PATIENCE_NS INT64_C(1000000000)
+#define BAR_MS 100
+#define READ_BYTES ((size_t)65536)
+
+int64_t load_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void signal_all(struct load_node *node, int number)
+{
+	for (size_t i = 0; i < node->count; i++)
+		if (node->ranks[i].pid > 0 && !node->ranks[i].reaped)
+			kill(node->ranks[i].pid, number);
+}
+
+static void cancel(struct load_node *node)
+{
+	if (node->cancelled)
+		return;
+	node->cancelled = true;
+	node->kill_ns = load_now_ns() + PATIENCE_NS;
+	signal_all(node, SIGTERM);
+}
+
+static void kill_all(struct load_node *node)
+{
+	node->cancelled = node->killed = true;
+	signal_all(node, SIGKILL);
+}
+
+/* Notes the first error. */
+static void fail(struct load_node *node, int code, int rank, const char *file, const char *tensor,
+		 const char *message)
+{
+	struct tnd_error *error = &node->error;
+
+	if (node->code != 0)
+		return;
+	node->code = code;
+	*error = (struct tnd_error){.code = code, .rank = rank, .byte_offset = TND_ERROR_NO_OFFSET};
+	snprintf(error->file, sizeof(error->file), "%s", file ? file : "");
+	snprintf(error->name, sizeof(error->name), "%s", tensor ? tensor : "");
+	snprintf(error->message, sizeof(error->message), "%s", message);
+}
+
+/* -- messages -- */
+
+static void on_end(struct load_node *node, struct load_rank *rank, json_t *message)
+{
+	json_t *report = json_object_get(message, "report");
+	json_t *memlog = json_object_get(message, "memlog");
+	const char *text = json_string_value(json_object_get(message, "message"));
+	json_t *seconds = json_object_get(message, "seconds");
+
+	rank->ended = true;
+	rank->code = (int)json_integer_value(json_object_get(message, "code"));
+	if (seconds)
+		rank->seconds = json_number_value(seconds);
+	if (json_is_object(report))
+		rank->report = json_incref(report);
+	if (json_is_object(memlog))
+		rank->memlog = json_incref(memlog);
+	load_progress_step(node, rank, true);
+	if (rank->code == 0)
+		return;
+	fail(node, rank->code, (int)rank->rank, json_string_value(json_object_get(message, "file")),
+	     json_string_value(json_object_get(message, "tensor")),
+	     text ? text : tnd_strerror(rank->code));
+	cancel(node);
+}
+
+static void on_progress(struct load_node *node, struct load_rank *rank, json_t *message)
+{
+	rank->done_bytes = (uint64_t)json_integer_value(json_object_get(message, "done_bytes"));
+	rank->total_bytes = (uint64_t)json_integer_value(json_object_get(message, "total_bytes"));
+	rank->charged_bytes =
+		(uint64_t)json_integer_value(json_object_get(message, "charged_bytes"));
+	rank->seconds = json_number_value(json_object_get(message, "seconds"));
+	load_progress_step(node, rank, false);
+}
+
+static void on_line(struct load_node *node, struct load_rank *rank, const char *line, size_t bytes)
+{
+	json_t *message = json_loadb(line, bytes, JSON_ALLOW_NUL, NULL);
+	const char *kind = json_string_value(json_object_get(message, "t"));
+
+	if (kind && strcmp(kind, "progress") == 0) {
+		on_progress(node, rank, message);
+	} else if (kind && strcmp(kind, "end") == 0) {
+		on_end(node, rank, message);
+	} else if (kind && strcmp(kind, "log") == 0) {
+		const char *text = json_string_value(json_object_get(message, "message"));
+
+		load_progress_clear(node);
+		fprintf(stderr, "tundish: rank %u: %s\n", rank->rank, text ? text : "");
+	}
+	json_decref(message);
+}
+
+static void close_messages(struct load_rank *rank)
+{
+	close(rank->fd);
+	rank->fd = -1;
+	free(rank->line);
+	rank->line = NULL;
+	rank->line_used = rank->line_capacity = 0;
+}
+
+/* Reads what is there; whole lines are understood. Return: false when there was nothing. */
+static bool receive(struct load_node *node, struct load_rank *rank)
+{
+	size_t begin = 0, searched = rank->line_used;
+	ssize_t got;
+	char *newline;
+
+	if (rank->line_capacity - rank->line_used < READ_BYTES) {
+		size_t capacity = rank->line_capacity * 2 + READ_BYTES;
+		char *larger = realloc(rank->line, capacity);
+
+		if (!larger) {
+			fail(node, -ENOMEM, (int)rank->rank, NULL, NULL, tnd_strerror(-ENOMEM));
+			kill_all(node);
+			close_messages(rank);
+			return false;
+		}
+		rank->line = larger;
+		rank->line_capacity = capacity;
+	}
+	got = read(rank->fd, rank->line + rank->line_used, READ_BYTES);
+	if (got < 0 && (errno == EINTR || errno == EAGAIN))
+		return false;
+	if (got <= 0) {
+		close_messages(rank);
+		return false;
+	}
+	rank->line_used += (size_t)got;
+	while ((newline = memchr(rank->line + searched, '\n', rank->line_used - searched))) {
+		size_t end = (size_t)(newline - rank->line);
+
+		on_line(node, rank, rank->line + begin, end - begin);
+		begin = searched = end + 1;
+	}
+	memmove(rank->line, rank->line + begin, rank->line_used - begin);
+	rank->line_used -= begin;
+	return true;
+}
+
+/* -- ends -- */
+
+static void on_death(struct load_node *node, struct load_rank *rank, int wait_status)
+{
+	char message[TND_ERROR_MESSAGE_MAX];
+
+	rank->code = node->killed ? TND_E_CANCELLED : TND_E_PEER_DEAD;
+	/* Ranks that we killed ourselves are not to blame. */
+	if (node->killed)
+		return;
+	if (WIFSIGNALED(wait_status))
+		snprintf(message, sizeof(message),
+			 "rank %u (process %d) was expected to load to its end, but was killed by "
+			 "signal %d (%s); look into the kernel's log for a lack of memory",
+			 rank->rank, (int)rank->pid, WTERMSIG(wait_status),
+			 strsignal(WTERMSIG(wait_status)));
+	else
+		snprintf(message, sizeof(message),
+			 "rank %u (process %d) was expected to load to its end, but left with "
+			 "status "
+			 "%d and without a report",
+			 rank->rank, (int)rank->pid, WEXITSTATUS(wait_status));
+	fail(node, TND_E_PEER_DEAD, (int)rank->rank, NULL, NULL, message);
+	if (!node->command->on_dead_continue)
+		cancel(node);
+}
+
+static void reap(struct load_node *node)
+{
+	for (size_t i = 0; i < node->count; i++) {
+		struct load_rank *rank = &node->ranks[i];
+		int wait_status;
+
+		if (rank->pid <= 0 || rank->reaped ||
+		    waitpid(rank->pid, &wait_status, WNOHANG) != rank->pid)
+			continue;
+		rank->reaped = true;
+		/* Its last words may still be in the pipe. */
+		while (rank->fd >= 0 && receive(node, rank))
+			;
+		if (!rank->ended)
+			on_death(node, rank, wait_status);
+	}
+}
+
+static void on_signals(struct load_node *node, int signals)
+{
+	struct signalfd_siginfo info;
+
+	while (read(signals, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGCHLD)
+			continue;
+		if (node->cancelled) {
+			kill_all(node);
+			continue;
+		}
+		fail(node, TND_E_CANCELLED, -1, NULL, NULL,
+		     "interrupted; the ranks were cancelled");
+		cancel(node);
+	}
+}
+
+static void on_time(struct load_node *node)
+{
+	int64_t now = load_now_ns();
+
+	if (node->cancelled && !node->killed && now >= node->kill_ns)
+		kill_all(node);
+	/* Ranks keep the deadline themselves; this is for one that hangs in the kernel. */
+	if (!node->cancelled && node->command->deadline > 0 &&
+	    now >= node->start_ns + (int64_t)(node->command->deadline * 1e9) + PATIENCE_NS) {
+		fail(node, TND_E_DEADLINE, -1, NULL, NULL,
+		     "the deadline passed; the ranks were cancelled");
+		cancel(node);
+	}
+}
+
+static bool all_gone(const struct load_node *node)
+{
+	for (size_t i = 0; i < node->count; i++)
+		if (node->ranks[i].pid > 0 && !node->ranks[i].reaped)
+			return false;
+	return true;
+}
+
+static void listen_to_all(struct load_node *node, int signals, struct pollfd *polled)
+{
+	while (!all_gone(node)) {
+		for (size_t i = 0; i < node->count; i++)
+			polled[i] = (struct pollfd){.fd = node->ranks[i].fd, .events = POLLIN};
+		polled[node->count] = (struct pollfd){.fd = signals, .events = POLLIN};
+		if (poll(polled, node->count + 1, BAR_MS) > 0) {
+			for (size_t i = 0; i < node->count; i++)
+				if (polled[i].revents && node->ranks[i].fd >= 0)
+					receive(node, &node->ranks[i]);
+			if (polled[node->count].revents)
+				on_signals(node, signals);
+		}
+		reap(node);
+		on_time(node);
+		load_progress_bar(node);
+	}
+}
+
+/* -- start -- */
+
+/* In a child: descriptors of the other ranks are not its own. */
+static void close_others(const struct load_node *node, const struct load_rank *own, int signals)
+{
+	close(signals);
+	if (node->progress_fd > STDERR_FILENO)
+		close(node->progress_fd);
+	for (const struct load_rank *rank = node->ranks; rank < node->ranks + node->count; rank++) {
+		if (rank == own)
+			continue;
+		if (rank->fd >= 0)
+			close(rank->fd);
+		if (rank->checksum_fd >= 0)
+			close(rank->checksum_fd);
+		if (rank->trace_fd >= 0)
+			close(rank->trace_fd);
+	}
+}
+
+static int start_rank(struct load_node *node, struct load_rank *rank, int signals)
+{
+	pid_t parent = getpid();
+	int ends[2];
+
+	if (node->command->checksum_path)
+		rank->checksum_fd = memfd_create("tundish-checksum", MFD_CLOEXEC);
+	if (node->command->trace_path)
+		rank->trace_fd = memfd_create("tundish-trace", MFD_CLOEXEC);
+	if ((node->command->checksum_path && rank->checksum_fd < 0) ||
+	    (node->command->trace_path && rank->trace_fd < 0) || pipe2(ends, O_CLOEXEC) != 0)
+		return -errno;
+	rank->pid = fork();
+	if (rank->pid == 0) {
+		close_others(node, rank, signals);
+		close(ends[0]);
+		rank->fd = ends[1];
+		load_rank_main(node, rank, parent);
+	}
+	if (rank->pid < 0) {
+		int code = -errno;
+
+		close(ends[0]);
+		close(ends[1]);
+		return code;
+	}
+	close(ends[1]);
+	rank->fd = ends[0];
+	/* The last words of a rank are read until the pipe is empty, which must not wait for one that hangs. */
+	return fcntl(rank->fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : -errno;
+}
+
+static int start_all(struct load_node *node, int signals)
+{
+	fflush(stdout);
+	fflush(stderr);
+	for (size_t i = 0; i < node->count; i++) {
+		int code = start_rank(node, &node->ranks[i], signals);
+
+		if (code != 0) {
+			fail(node, code, (int)node->ranks[i].rank, NULL, NULL, tnd_strerror(code));
+			kill_all(node);
+			return code;
+		}
+	}
+	return 0;
+}
+
+int load_node_run(struct load_node *node)
+{
+	struct pollfd *polled = calloc(node->count + 1, sizeof(*polled));
+	sigset_t ours, before;
+	int signals, code = -ENOMEM;
+
+	if (!polled)
+		return code;
+	sigemptyset(&ours);
+	sigaddset(&ours, SIGINT);
+	sigaddset(&ours, SIGTERM);
+	sigaddset(&ours, SIGHUP);
+	sigaddset(&ours, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &ours, &before);
+	signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	code = signals < 0 ? -errno : 0;
+	if (code != 0)
+		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
+	node->start_ns = load_now_ns();
+	if (code == 0)
+		code = start_all(node, signals);
+	listen_to_all(node, signals, polled);
+	node->seconds = (double)(load_now_ns() - node->start_ns) / 1e9;
+	load_progress_clear(node);
+	if (signals >= 0)
+		close(signals);
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	free(polled);
+	return code;
+}
+
+void load_node_free(struct load_node *node)
+{
+	for (size_t i = 0; i < node->count; i++) {
+		struct load_rank *rank = &node->ranks[i];
+
+		if (rank->fd >= 0)
+			close_messages(rank);
+		if (rank->checksum_fd >= 0)
+			close(rank->checksum_fd);
+		if (rank->trace_fd >= 0)
+			close(rank->trace_fd);
+		json_decref(rank->report);
+		json_decref(rank->memlog);
+	}
+	free(node->ranks);
+	*node = (struct load_node){0};
+}
