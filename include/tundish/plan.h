@@ -122,12 +122,15 @@ struct tnd_plan_item {
 	uint64_t slice_bytes;  /* kept bytes of the tensor, all pieces */
 	uint64_t piece_offset; /* of this piece within the tensor's kept bytes */
 	uint64_t slab_offset;  /* where the item's bytes begin in its slab once delivered */
+	uint64_t
+		expert_start; /* experts kept of a fused tensor that EP cuts along dimension 0, also where `dim` is another; else 0, 0 */
+	uint64_t expert_length;
 };
 
 /*
- * One buffer. Packing name: items at 4 KiB boundaries. Packing file: images of file ranges, one after the other, each from a
- * 4 KiB boundary of the file to one, so that slab address and file offset are congruent modulo 4096; items that are gathered are packed in
- * place at the beginning of their own image. Images are derived by tnd_plan_images.
+ * One buffer. Packing name: items at 4 KiB boundaries. Packing file: images of file ranges, one after the other, such
+ * that slab address and file offset are congruent modulo 4096; items that are gathered are packed in place from the beginning of
+ * their first range on; copies for alignment lie behind the images. tnd_plan_images gives the images.
  */
 struct tnd_plan_slab {
 	uint64_t bytes;      /* size of the buffer */
@@ -138,7 +141,7 @@ struct tnd_plan_slab {
 	uint32_t flags; /* TND_ITEM_F_OVERSIZED if it is one item's own buffer */
 };
 
-/* A file range [file_begin, file_end) of a slab in packing file; both 4 KiB boundaries or the end of the file. */
+/* A file range [file_begin, file_end) of a slab in packing file. */
 struct tnd_plan_image {
 	uint64_t file_begin,
 		file_end; /* exact bytes needed; rounding outward to 4 KiB stays inside the slab and free of others */
@@ -160,6 +163,8 @@ struct tnd_plan_totals {
 	uint64_t slabs;          /* those among them that are slabs; 0 with TND_SLAB_NONE */
 	uint64_t slab_bytes;     /* size limit of a slab, 0 with TND_SLAB_NONE */
 	uint64_t slab_bytes_max; /* largest buffer */
+	uint64_t
+		slab_capacity_bytes; /* what a slab is charged: room for the largest that is not oversized; oversized ones their own size */
 	uint64_t budget_bytes;
 	uint64_t fixed_bytes;    /* metadata and I/O window: charged from open to close */
 	uint64_t metadata_bytes; /* headers, tables and this plan */
