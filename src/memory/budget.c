@@ -389,8 +389,9 @@ void tnd__budget_reclaim(struct tnd_budget *budget, uint64_t lack)
 	for (struct tnd__link *at = budget->reclaimers.next; lack && at != &budget->reclaimers;
 	     at = at->next) {
 		struct tnd__reclaimer *reclaimer = TND__OF(at, struct tnd__reclaimer, link);
+		uint64_t refunded = reclaimer->give_up(reclaimer->arg, lack);
 
-		lack -= TND__MIN(lack, reclaimer->give_up(reclaimer->arg, lack));
+		lack -= TND__MIN(lack, refunded);
 	}
 	pthread_mutex_unlock(&budget->reclaim_lock);
 }

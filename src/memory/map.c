@@ -4,7 +4,8 @@
  *
  * From 2 MiB up a mapping begins at a 2 MiB boundary: address space is taken 2 MiB too large, and what sticks out is given back at once.
  * Anonymous memory then gets huge pages at first touch (MADV_HUGEPAGE). The pages of a memfd are huge only where the system says so
- * for shared memory, which it mostly does not; MADV_COLLAPSE asks for them once, and allocates them. Below 2 MiB huge pages would only
+ * for shared memory, which it mostly does not; MADV_COLLAPSE asks for them once, and allocates them (it refuses 2 MiB of which no page is
+ * there yet, so one of each is touched). Below 2 MiB huge pages would only
  * make small buffers resident beyond their size.
  *
  * All of it but the mapping itself is advice: a refusal changes speed, not results.
@@ -113,6 +114,13 @@ static int memfd_sized(uint64_t bytes)
 	return fd;
 }
 
+static void collapse(void *data, uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += TND__HUGE)
+		((volatile char *)data)[at] = 0;
+	madvise(data, bytes, MADV_COLLAPSE);
+}
+
 int tnd__map(uint64_t bytes, const struct tnd__map_how *how, void **ret_data, int *ret_fd)
 {
 	bool huge = bytes >= TND__HUGE && !how->no_huge;
@@ -133,7 +141,7 @@ int tnd__map(uint64_t bytes, const struct tnd__map_how *how, void **ret_data, in
 	place(data, bytes, how->numa);
 	madvise(data, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	if (huge && how->shared)
-		madvise(data, tnd__round_down(bytes, TND__HUGE), MADV_COLLAPSE);
+		collapse(data, tnd__round_down(bytes, TND__HUGE));
 	*ret_data = data;
 	*ret_fd = fd;
 	return 0;

@@ -212,8 +212,10 @@ static struct tnd_slab *take_idle(struct tnd_slab_pool *pool, uint64_t bytes)
 /* Idle memory for `lack` bytes of budget, the pool's own first: others may still find theirs useful. Without the lock. */
 static void make_room(struct tnd_slab_pool *pool, uint64_t lack)
 {
-	lack -= TND__MIN(lack, give_up(pool, lack));
-	tnd__budget_reclaim(pool->budget, lack);
+	uint64_t refunded = give_up(pool, lack);
+
+	if (refunded < lack)
+		tnd__budget_reclaim(pool->budget, lack - refunded);
 }
 
 /*
