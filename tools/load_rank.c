@@ -117,26 +117,24 @@ static int on_progress(void *arg, const struct tnd_progress *progress)
 	return cancelled;
 }
 
-/* JSON text of the library, parsed; null where there is none. */
-static json_t *adopt(int code, char *text)
+/* What `get` tells of the load, parsed; null where there is nothing. */
+static json_t *tell(struct tnd_load *load, int (*get)(struct tnd_load *load, char **ret_text))
 {
-	json_t *value = code == 0 && text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
+	json_t *value = NULL;
+	char *text;
 
-	free(code == 0 ? text : NULL);
+	if (load && get(load, &text) == 0) {
+		value = json_loads(text, JSON_ALLOW_NUL, NULL);
+		free(text);
+	}
 	return value ? value : json_null();
 }
 
 static void send_end(struct child *child, int code, const struct tnd_error *error)
 {
-	json_t *object = json_object(), *report = json_null(), *memlog = json_null();
+	json_t *object = json_object();
 	bool failed = false;
-	char *text = NULL;
 
-	if (child->load) {
-		report = adopt(tnd_load_report_json(child->load, &text), text);
-		text = NULL;
-		memlog = adopt(tnd_load_memlog_json(child->load, &text), text);
-	}
 	tool_json_set(object, "t", json_string("end"), &failed);
 	tool_json_set(object, "code", json_integer(code), &failed);
 	tool_json_set(object, "seconds", json_real((double)(load_now_ns() - child->start_ns) / 1e9),
@@ -148,8 +146,8 @@ static void send_end(struct child *child, int code, const struct tnd_error *erro
 		tool_json_set(object, "tensor", json_string(error->name), &failed);
 		tool_json_set(object, "message", json_string(message), &failed);
 	}
-	tool_json_set(object, "report", report, &failed);
-	tool_json_set(object, "memlog", memlog, &failed);
+	tool_json_set(object, "report", tell(child->load, tnd_load_report_json), &failed);
+	tool_json_set(object, "memlog", tell(child->load, tnd_load_memlog_json), &failed);
 	if (!send_json(object, failed)) {
 		static const char short_of_memory[] = "{\"t\":\"end\",\"code\":-12}\n";
 
