@@ -21,18 +21,20 @@
 
 typedef unsigned long long ull;
 
+/* Without a branch: which of two keys is first is as good as random, and a wrong guess costs more than the comparison. */
+static inline bool key_before(const struct tnd__sort_key *a, const struct tnd__sort_key *b)
+{
+	return (a->high < b->high) | ((a->high == b->high) & (a->low < b->low));
+}
+
 /* `tensors`: NULL where the 16 bytes are all there is to compare. */
-static bool before(const struct tnd_tensor *tensors, const struct tnd__sort_key *a,
-		   const struct tnd__sort_key *b)
+static inline bool before(const struct tnd_tensor *tensors, const struct tnd__sort_key *a,
+			  const struct tnd__sort_key *b)
 {
 	const struct tnd_tensor *x, *y;
 
-	if (a->high != b->high)
-		return a->high < b->high;
-	if (a->low != b->low)
-		return a->low < b->low;
-	if (!tensors)
-		return false;
+	if (!tensors || a->high != b->high || a->low != b->low)
+		return key_before(a, b);
 	x = &tensors[a->index];
 	y = &tensors[b->index];
 	return tnd__compare(x->name, x->name_bytes, y->name, y->name_bytes) < 0;
@@ -55,8 +57,13 @@ static void merge(const struct tnd_tensor *tensors, const struct tnd__sort_key *
 {
 	size_t a = bound[0], b = bound[1], at = bound[0];
 
-	while (a < bound[1] && b < bound[2])
-		out[at++] = before(tensors, &in[b], &in[a]) ? in[b++] : in[a++];
+	while (a < bound[1] && b < bound[2]) {
+		bool second = before(tensors, &in[b], &in[a]);
+
+		out[at++] = in[second ? b : a];
+		a += !second;
+		b += second;
+	}
 	memcpy(&out[at], &in[a], (bound[1] - a) * sizeof(*in));
 	at += bound[1] - a;
 	memcpy(&out[at], &in[b], (bound[2] - b) * sizeof(*in));

@@ -11,6 +11,7 @@
  * Strings: eight bytes at a time while none of them is a quote, a backslash, a control character or above 0x7f; only those
  * four are looked at singly. Failure: TND_E_FORMAT with the byte, cursor left where the refused thing begins.
  */
+#include <endian.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,21 +91,26 @@ int tnd__json_next(struct tnd__json *json, unsigned char close, bool *first)
 	return 1;
 }
 
+/* The top bit of each byte of `word` that is a quote, a backslash, below 0x20 or above 0x7f; bits above the lowest may be false. */
+static inline uint64_t special_bits(uint64_t word)
+{
+	uint64_t quote = word ^ ONES * '"', slash = word ^ ONES * '\\';
+
+	return (((quote - ONES) & ~quote) | ((slash - ONES) & ~slash) |
+		((word - ONES * 0x20) & ~word) | word) &
+	       TOPS;
+}
+
 /* First byte from `at` that needs a look of its own. */
-static unsigned char *plain_end(unsigned char *at, const unsigned char *end)
+static inline unsigned char *plain_end(unsigned char *at, const unsigned char *end)
 {
 	while ((size_t)(end - at) >= 8) {
-		uint64_t word, quote, slash;
+		uint64_t word, special;
 
 		memcpy(&word, at, 8);
-		quote = word ^ ONES * '"';
-		slash = word ^ ONES * '\\';
-		/* For each byte: is it zero (quote, slash), below 0x20, or above 0x7f? False alarms are possible
-		 * only in bytes after a true one. */
-		if ((((quote - ONES) & ~quote) | ((slash - ONES) & ~slash) |
-		     ((word - ONES * 0x20) & ~word) | word) &
-		    TOPS)
-			break;
+		special = special_bits(le64toh(word));
+		if (special)
+			return at + __builtin_ctzll(special) / 8;
 		at += 8;
 	}
 	while (at < end && *at >= 0x20 && *at < 0x80 && *at != '"' && *at != '\\')
@@ -287,12 +293,13 @@ int tnd__json_u64(struct tnd__json *json, const char *what, uint64_t *ret_value)
 	unsigned char *at = json->at;
 	uint64_t value = 0;
 
-	for (; at < json->end && *at >= '0' && *at <= '9'; at++) {
-		unsigned digit = *at - '0';
-
-		if (value > (UINT64_MAX - digit) / 10)
+	for (; at < json->end && (unsigned char)(*at - '0') < 10; at++) {
+		/* 19 digits always fit. */
+		if (at - json->at < 19)
+			value = value * 10 + (*at - '0');
+		else if (__builtin_mul_overflow(value, 10, &value) ||
+			 __builtin_add_overflow(value, *at - '0', &value))
 			return tnd__json_expected(json, what);
-		value = value * 10 + digit;
 	}
 	if (at == json->at || (*json->at == '0' && at - json->at > 1) ||
 	    (at < json->end && (*at == '.' || *at == 'e' || *at == 'E')))

@@ -7,7 +7,7 @@
  *      '--- an index file: its folder with that index                                                         |   names unique?
  *      '--- any other file, or a list of files ------------------------------> headers -----------------------'   config.json
  *
- * Opening stops at the first problem; checking hands each to the caller and goes on with what is left. Both are this code: `settle`
+ * Opening stops at the first problem; checking hands each to the caller and goes on with what is left. Both are this code: tnd__opener_settle()
  * decides. Memory that runs out ends both.
  *
  * Serial: a warm header costs its scan, 48 of them with 100,000 tensors a few tens of milliseconds, less than threads would save.
@@ -19,34 +19,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "parts.h"
+#include "opener.h"
 
-#define INDEX_BYTES_MAX TND__MIB(256)
-#define LIST_BYTES_MAX 500 /* of names in a sentence */
-
-struct opener {
-	struct tnd_checkpoint_opts opts;
-	tnd_problem_fn fn; /* NULL: stop at the first problem */
-	void *arg;
-	int problem_count;
-	struct tnd_error error;
-	struct tnd__scratch scratch;
-	struct tnd__part *parts;
-	size_t part_count, part_capacity;
-	struct tnd__sentences entries; /* names in the folder */
-	struct tnd__index index;
-	char *index_name, *folder;
-	struct tnd__sentences warnings;
-	struct tnd__config config;
-};
-
-static int no_memory(struct opener *opener)
+int tnd__opener_no_memory(struct tnd__opener *opener)
 {
 	return tnd__fail_plain(&opener->error, -ENOMEM, "no memory to open the checkpoint");
 }
 
-/* What becomes of a step's result. Return: 0 to go on, else the failure that ends opening. */
-static int settle(struct opener *opener, int rc)
+int tnd__opener_settle(struct tnd__opener *opener, int rc)
 {
 	if (rc >= 0)
 		return 0;
@@ -57,38 +37,38 @@ static int settle(struct opener *opener, int rc)
 	return 0;
 }
 
-static int add_file(struct opener *opener, const char *path, const char *name)
+static int add_file(struct tnd__opener *opener, const char *path, const char *name)
 {
 	int rc;
 
 	if (tnd__checkpoint_reserve(&opener->parts, &opener->part_capacity, opener->part_count + 1,
 				    sizeof(*opener->parts)) < 0)
-		return no_memory(opener);
+		return tnd__opener_no_memory(opener);
 	rc = tnd__part_open(path, name, &opener->opts, &opener->scratch,
 			    &opener->parts[opener->part_count], &opener->error);
 	if (rc == 0)
 		opener->part_count++;
-	return settle(opener, rc);
+	return tnd__opener_settle(opener, rc);
 }
 
-static int add_from_folder(struct opener *opener, const char *name)
+int tnd__opener_add(struct tnd__opener *opener, const char *name)
 {
 	char *path = tnd__path_join(opener->folder, name);
 	int rc;
 
 	if (!path)
-		return no_memory(opener);
+		return tnd__opener_no_memory(opener);
 	rc = add_file(opener, path, name);
 	free(path);
 	return rc;
 }
 
-static int compare_texts(const void *a, const void *b)
+int tnd__opener_compare(const void *a, const void *b)
 {
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static int list_folder(struct opener *opener)
+static int list_folder(struct tnd__opener *opener)
 {
 	DIR *folder = opendir(opener->folder);
 	struct tnd__where where = {.file = opener->folder};
@@ -111,11 +91,12 @@ static int list_folder(struct opener *opener)
 		return tnd__fail(&opener->error, rc, &where, "cannot list the folder: %s",
 				 tnd_strerror(rc));
 	if (opener->entries.count)
-		qsort(opener->entries.items, opener->entries.count, sizeof(char *), compare_texts);
+		qsort(opener->entries.items, opener->entries.count, sizeof(char *),
+		      tnd__opener_compare);
 	return 0;
 }
 
-static bool has_suffix(const char *text, const char *suffix)
+bool tnd__has_suffix(const char *text, const char *suffix)
 {
 	size_t bytes = strlen(text), suffix_bytes = strlen(suffix);
 
@@ -124,15 +105,15 @@ static bool has_suffix(const char *text, const char *suffix)
 
 /* -- without an index -- */
 
-static int fail_no_files(struct opener *opener)
+static int fail_no_files(struct tnd__opener *opener)
 {
 	const char *other = NULL;
 
 	for (size_t i = 0; i < opener->entries.count && !other; i++)
-		if (has_suffix(opener->entries.items[i], ".bin") ||
-		    has_suffix(opener->entries.items[i], ".pt") ||
-		    has_suffix(opener->entries.items[i], ".pth") ||
-		    has_suffix(opener->entries.items[i], ".gguf"))
+		if (tnd__has_suffix(opener->entries.items[i], ".bin") ||
+		    tnd__has_suffix(opener->entries.items[i], ".pt") ||
+		    tnd__has_suffix(opener->entries.items[i], ".pth") ||
+		    tnd__has_suffix(opener->entries.items[i], ".gguf"))
 			other = opener->entries.items[i];
 	return tnd__fail(&opener->error, TND_E_NOT_SAFETENSORS,
 			 &(struct tnd__where){.file = opener->folder},
@@ -142,14 +123,14 @@ static int fail_no_files(struct opener *opener)
 }
 
 /* Whether an entry of the folder is to be opened: anything but what is there and is no regular file. */
-static bool is_candidate(struct opener *opener, const char *name, int *ret_rc)
+static bool is_candidate(struct tnd__opener *opener, const char *name, int *ret_rc)
 {
 	char *path = tnd__path_join(opener->folder, name);
 	struct stat stat_;
 	bool regular;
 
 	if (!path) {
-		*ret_rc = no_memory(opener);
+		*ret_rc = tnd__opener_no_memory(opener);
 		return false;
 	}
 	/* What cannot be looked at, a dangling link among it, must fail when it is opened. */
@@ -157,11 +138,11 @@ static bool is_candidate(struct opener *opener, const char *name, int *ret_rc)
 	free(path);
 	if (!regular &&
 	    tnd__sentences_add(&opener->warnings, "%s: no regular file: left out", name) < 0)
-		*ret_rc = no_memory(opener);
+		*ret_rc = tnd__opener_no_memory(opener);
 	return regular;
 }
 
-static int open_entries(struct opener *opener)
+static int open_entries(struct tnd__opener *opener)
 {
 	size_t candidate_count = 0;
 	int rc = 0;
@@ -169,247 +150,13 @@ static int open_entries(struct opener *opener)
 	for (size_t i = 0; i < opener->entries.count && rc == 0; i++) {
 		const char *name = opener->entries.items[i];
 
-		if (!has_suffix(name, ".safetensors") || !is_candidate(opener, name, &rc))
+		if (!tnd__has_suffix(name, ".safetensors") || !is_candidate(opener, name, &rc))
 			continue;
 		candidate_count++;
-		rc = add_from_folder(opener, name);
+		rc = tnd__opener_add(opener, name);
 	}
 	if (rc == 0 && !candidate_count)
-		rc = settle(opener, fail_no_files(opener));
-	return rc;
-}
-
-/* -- with an index -- */
-
-/* Names for one sentence, as many as it bears. */
-struct name_list {
-	struct tnd__text text;
-	size_t count, shown;
-};
-
-static void list_name(struct name_list *list, const char *name, const char *file)
-{
-	char shown[160];
-
-	list->count++;
-	if (list->text.bytes > LIST_BYTES_MAX)
-		return;
-	tnd__printable(name, strlen(name), shown, sizeof(shown));
-	tnd__text_add(&list->text, "%s'%s'%s%.100s%s", list->shown ? ", " : "", shown,
-		      file ? " (not in " : "", file ? file : "", file ? ")" : "");
-	list->shown++;
-}
-
-/* Fails with all that the list has, if it has anything. */
-static int fail_list(struct opener *opener, struct name_list *list, size_t of, const char *what,
-		     const char *advice)
-{
-	size_t count = list->count, more = list->count - list->shown;
-	char tail[48] = "", *text;
-	int rc;
-
-	if (!count)
-		return 0;
-	text = tnd__text_take(&list->text);
-	if (!text)
-		return no_memory(opener);
-	if (more)
-		snprintf(tail, sizeof(tail), " and %zu more", more);
-	rc = tnd__fail(&opener->error, TND_E_INDEX,
-		       &(struct tnd__where){.file = opener->index_name},
-		       "%zu of the %zu %s: %s%s; %s", count, of, what, text, tail, advice);
-	free(text);
-	return rc;
-}
-
-/* Every file that the index names must be there before any is opened. */
-static int check_files_exist(struct opener *opener)
-{
-	struct name_list missing = {0};
-	struct stat stat_;
-	int rc;
-
-	for (size_t i = 0; i < opener->index.file_count; i++) {
-		const char *name = opener->index.files[i];
-		char *path = tnd__path_join(opener->folder, name);
-
-		if (!path) {
-			tnd__text_free(&missing.text);
-			return no_memory(opener);
-		}
-		if (stat(path, &stat_) < 0 && (errno == ENOENT || errno == ENOTDIR))
-			list_name(&missing, name, NULL);
-		free(path);
-	}
-	rc = fail_list(opener, &missing, opener->index.file_count,
-		       "files that it names are missing",
-		       "finish the download, or read the folder as it is (--ignore-index)");
-	return settle(opener, rc);
-}
-
-static struct tnd__part *find_part(struct opener *opener, const char *name)
-{
-	size_t low = 0, high = opener->part_count;
-
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		int order = strcmp(opener->parts[middle].name, name);
-
-		if (order == 0)
-			return &opener->parts[middle];
-		if (order < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return NULL;
-}
-
-/* Place of a name in a part's table, tensor_count if it is not there. `guess`: tried first. */
-static size_t find_name(const struct tnd__header *header, const char *name, size_t guess)
-{
-	size_t bytes = strlen(name), low = 0, high = header->tensor_count;
-
-	if (guess < high && header->tensors[guess].name_bytes == bytes &&
-	    memcmp(header->tensors[guess].name, name, bytes) == 0)
-		return guess;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		const struct tnd_tensor *tensor = &header->tensors[middle];
-		int order = tnd__compare(tensor->name, tensor->name_bytes, name, bytes);
-
-		if (order == 0)
-			return middle;
-		if (order < 0)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return header->tensor_count;
-}
-
-/* Marks what the index gives to its file; lists the names that are not there. */
-static void mark_named(struct opener *opener, bool *const *marks, struct name_list *missing)
-{
-	struct tnd__part *part = NULL;
-	const char *name, *last = "";
-	size_t place = 0;
-	json_t *value;
-
-	json_object_foreach(opener->index.weight_map, name, value)
-	{
-		const char *file = json_string_value(value);
-
-		if (strcmp(file, last) != 0) {
-			part = find_part(opener, file);
-			place = 0;
-			last = file;
-		}
-		if (!part)
-			continue; /* a problem of its own, told already */
-		place = find_name(&part->header, name, place);
-		if (place < part->header.tensor_count)
-			marks[part - opener->parts][place++] = true;
-		else
-			list_name(missing, name, part->name);
-	}
-}
-
-/* Takes out of a part what is not marked. */
-static void keep_marked(struct tnd__part *part, const bool *marks)
-{
-	struct tnd__header *header = &part->header;
-	size_t kept = 0;
-
-	for (size_t i = 0; i < header->tensor_count; i++)
-		if (marks[i])
-			header->tensors[kept++] = header->tensors[i];
-	part->skipped_count = header->tensor_count - kept;
-	header->tensor_count = kept;
-}
-
-static int apply_index(struct opener *opener)
-{
-	struct name_list missing = {0};
-	size_t total = 0;
-	bool **marks, *all;
-	int rc;
-
-	for (size_t i = 0; i < opener->part_count; i++)
-		total += opener->parts[i].header.tensor_count;
-	marks = tnd__checkpoint_alloc(opener->part_count * sizeof(*marks));
-	all = tnd__checkpoint_alloc(total);
-	if (!marks || !all) {
-		rc = no_memory(opener);
-		goto out;
-	}
-	memset(all, 0, total);
-	total = 0;
-	for (size_t i = 0; i < opener->part_count; i++) {
-		marks[i] = all + total;
-		total += opener->parts[i].header.tensor_count;
-	}
-	mark_named(opener, marks, &missing);
-	for (size_t i = 0; i < opener->part_count; i++)
-		keep_marked(&opener->parts[i], marks[i]);
-	rc = settle(opener,
-		    fail_list(opener, &missing, json_object_size(opener->index.weight_map),
-			      "names that it lists are not in their files",
-			      "the index is of another version: get the matching one, or read the "
-			      "folder as it is (--ignore-index)"));
-out:
-	tnd__text_free(&missing.text);
-	free(all);
-	free(marks);
-	return rc;
-}
-
-/* *.safetensors files that the index does not name are not opened; that they are there is worth a word. */
-static int warn_left_out(struct opener *opener)
-{
-	for (size_t i = 0; i < opener->entries.count; i++) {
-		const char *name = opener->entries.items[i];
-
-		if (!has_suffix(name, ".safetensors") ||
-		    bsearch(&name, opener->index.files, opener->index.file_count, sizeof(name),
-			    compare_texts))
-			continue;
-		if (tnd__sentences_add(&opener->warnings, "%s: not named by %s: left out", name,
-				       opener->index_name) < 0)
-			return no_memory(opener);
-	}
-	return 0;
-}
-
-static int open_indexed(struct opener *opener)
-{
-	char *path = tnd__path_join(opener->folder, opener->index_name), *text = NULL;
-	struct stat stat_;
-	size_t bytes;
-	int rc;
-
-	if (!path)
-		return no_memory(opener);
-	rc = tnd__slurp(path, opener->index_name, INDEX_BYTES_MAX, &text, &bytes, &opener->error);
-	free(path);
-	if (rc == 0)
-		rc = tnd__index_parse(text, bytes, opener->index_name, &opener->index,
-				      &opener->error);
-	free(text);
-	if (rc < 0)
-		return settle(opener, rc);
-	rc = check_files_exist(opener);
-	for (size_t i = 0; i < opener->index.file_count && rc == 0; i++) {
-		/* Only a check comes here with files missing: it has told them all. */
-		path = opener->fn ? tnd__path_join(opener->folder, opener->index.files[i]) : NULL;
-		if (!path || stat(path, &stat_) == 0 || (errno != ENOENT && errno != ENOTDIR))
-			rc = add_from_folder(opener, opener->index.files[i]);
-		free(path);
-	}
-	if (rc == 0)
-		rc = apply_index(opener);
-	if (rc == 0)
-		rc = warn_left_out(opener);
+		rc = tnd__opener_settle(opener, fail_no_files(opener));
 	return rc;
 }
 
@@ -431,28 +178,28 @@ static char *folder_of(const char *path)
 	return folder;
 }
 
-static int open_folder(struct opener *opener, const char *index_name)
+static int open_folder(struct tnd__opener *opener, const char *index_name)
 {
 	int rc = list_folder(opener);
 
 	if (rc < 0)
-		return settle(opener, rc);
+		return tnd__opener_settle(opener, rc);
 	if (!index_name && !(opener->opts.flags & TND_CHECKPOINT_F_IGNORE_INDEX)) {
 		rc = tnd__index_choose(opener->entries.items, opener->entries.count, opener->folder,
 				       &index_name, &opener->error);
 		if (rc < 0)
-			return settle(opener, rc);
+			return tnd__opener_settle(opener, rc);
 	}
 	if (!index_name)
 		return open_entries(opener);
 	opener->index_name = tnd__path_join("", index_name);
 	if (!opener->index_name)
-		return no_memory(opener);
-	return open_indexed(opener);
+		return tnd__opener_no_memory(opener);
+	return tnd__open_indexed(opener);
 }
 
 /* Names that stand in two files, each with both. */
-static int check_unique(struct opener *opener, const struct tnd_checkpoint *checkpoint)
+static int check_unique(struct tnd__opener *opener, const struct tnd_checkpoint *checkpoint)
 {
 	int rc = 0;
 
@@ -468,17 +215,18 @@ static int check_unique(struct opener *opener, const struct tnd_checkpoint *chec
 			continue;
 		tnd__printable(checkpoint->files[a->file].name,
 			       strlen(checkpoint->files[a->file].name), other, sizeof(other));
-		rc = settle(opener,
-			    tnd__fail(&opener->error, TND_E_DUPLICATE, &where,
-				      "duplicate tensor name: it is in '%s' too; remove one of the "
-				      "files, or add an index that says which counts",
-				      other));
+		rc = tnd__opener_settle(
+			opener,
+			tnd__fail(&opener->error, TND_E_DUPLICATE, &where,
+				  "duplicate tensor name: it is in '%s' too; remove one of the "
+				  "files, or add an index that says which counts",
+				  other));
 	}
 	return rc;
 }
 
 /* Makes the table of what is open. */
-static int finish(struct opener *opener, struct tnd_checkpoint **ret_checkpoint)
+static int finish(struct tnd__opener *opener, struct tnd_checkpoint **ret_checkpoint)
 {
 	struct tnd_checkpoint *checkpoint;
 	int rc;
@@ -487,7 +235,7 @@ static int finish(struct opener *opener, struct tnd_checkpoint **ret_checkpoint)
 	if (rc == 0)
 		rc = tnd__checkpoint_build(opener->parts, opener->part_count, &checkpoint);
 	if (rc < 0)
-		return no_memory(opener);
+		return tnd__opener_no_memory(opener);
 	opener->parts = NULL;
 	opener->part_count = 0;
 	checkpoint->config = opener->config;
@@ -501,7 +249,7 @@ static int finish(struct opener *opener, struct tnd_checkpoint **ret_checkpoint)
 	return rc;
 }
 
-static int opener_init(struct opener *opener, const struct tnd_checkpoint_opts *opts)
+static int opener_init(struct tnd__opener *opener, const struct tnd_checkpoint_opts *opts)
 {
 	memset(opener, 0, sizeof(*opener));
 	if (opts) {
@@ -526,7 +274,7 @@ static int opener_init(struct opener *opener, const struct tnd_checkpoint_opts *
 }
 
 /* Hands the failure over and lets everything go. Return: rc. */
-static int opener_fini(struct opener *opener, int rc, struct tnd_error *reterr)
+static int opener_fini(struct tnd__opener *opener, int rc, struct tnd_error *reterr)
 {
 	for (size_t i = 0; i < opener->part_count; i++)
 		tnd__part_free(&opener->parts[i]);
@@ -542,7 +290,7 @@ static int opener_fini(struct opener *opener, int rc, struct tnd_error *reterr)
 	return rc;
 }
 
-static int open_path(struct opener *opener, const char *path)
+static int open_path(struct tnd__opener *opener, const char *path)
 {
 	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
 	struct stat stat_;
@@ -552,12 +300,12 @@ static int open_path(struct opener *opener, const char *path)
 				 "cannot open: %s", tnd_strerror(-errno));
 	if (S_ISDIR(stat_.st_mode)) {
 		opener->folder = tnd__path_join(path, "");
-		return opener->folder ? open_folder(opener, NULL) : no_memory(opener);
+		return opener->folder ? open_folder(opener, NULL) : tnd__opener_no_memory(opener);
 	}
 	opener->folder = folder_of(path);
 	if (!opener->folder)
-		return no_memory(opener);
-	if (has_suffix(base, ".safetensors.index.json"))
+		return tnd__opener_no_memory(opener);
+	if (tnd__has_suffix(base, ".safetensors.index.json"))
 		return open_folder(opener, base);
 	return add_file(opener, path, path);
 }
@@ -565,7 +313,7 @@ static int open_path(struct opener *opener, const char *path)
 int tnd_checkpoint_open(const char *path, const struct tnd_checkpoint_opts *opts,
 			struct tnd_checkpoint **ret_checkpoint, struct tnd_error *reterr)
 {
-	struct opener opener;
+	struct tnd__opener opener;
 	int rc = opener_init(&opener, opts);
 
 	if (rc == 0)
@@ -579,7 +327,7 @@ int tnd_checkpoint_open_files(const char *const *paths, size_t path_count,
 			      const struct tnd_checkpoint_opts *opts,
 			      struct tnd_checkpoint **ret_checkpoint, struct tnd_error *reterr)
 {
-	struct opener opener;
+	struct tnd__opener opener;
 	const char **sorted = NULL;
 	int rc = opener_init(&opener, opts);
 
@@ -590,11 +338,11 @@ int tnd_checkpoint_open_files(const char *const *paths, size_t path_count,
 	sorted = tnd__checkpoint_alloc(path_count * sizeof(*sorted));
 	opener.folder = folder_of(paths[0]);
 	if (!sorted || !opener.folder) {
-		rc = no_memory(&opener);
+		rc = tnd__opener_no_memory(&opener);
 		goto out;
 	}
 	memcpy(sorted, paths, path_count * sizeof(*sorted));
-	qsort(sorted, path_count, sizeof(*sorted), compare_texts);
+	qsort(sorted, path_count, sizeof(*sorted), tnd__opener_compare);
 	for (size_t i = 0; i < path_count && rc == 0; i++)
 		rc = add_file(&opener, sorted[i], sorted[i]);
 	if (rc == 0)
@@ -604,13 +352,19 @@ out:
 	return opener_fini(&opener, rc, reterr);
 }
 
+static void ignore(void *arg, const struct tnd_error *problem)
+{
+	(void)arg;
+	(void)problem;
+}
+
 int tnd_checkpoint_check(const char *path, const struct tnd_checkpoint_opts *opts,
 			 tnd_problem_fn fn, void *arg, struct tnd_error *reterr)
 {
-	struct opener opener;
+	struct tnd__opener opener;
 	int rc = opener_init(&opener, opts), problem_count;
 
-	opener.fn = fn;
+	opener.fn = fn ? fn : ignore;
 	opener.arg = arg;
 	if (rc == 0)
 		rc = open_path(&opener, path);
