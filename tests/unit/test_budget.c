@@ -346,6 +346,8 @@ static void test_cancel_gap(void **state)
 	waiting.opts.cancelled_arg = &waiting;
 	start(&waiting, budget, 10, 0);
 	assert_int_equal(finish(&waiting), TND_E_CANCELLED);
+	/* At once, and not only when the deadline makes it look again. */
+	assert_true(stats_of(budget).wait_ns < PATIENCE_NS / 2);
 	tnd_budget_refund(budget, 100);
 	tnd_budget_close(budget);
 }

@@ -166,6 +166,9 @@ static void test_v2_nested(void **state)
 	       "anon 900000000\ninactive_file 1500000000\nactive_file 500000000\n"
 	       "inactive_anon 77777\n");
 	expect(3000000000, 4000000000, "/sys/fs/cgroup/pod");
+	/* The same limit again below: the outer one is to blame. */
+	put_v2("/sys/fs/cgroup/pod/box", "3000000000\n", NULL, "0\n", "");
+	expect(3000000000, 3000000000, "/sys/fs/cgroup/pod");
 	/* Closer to us there is less. */
 	put_v2("/sys/fs/cgroup/pod/box", "2000000000\n", NULL, "1500000000\n",
 	       "inactive_file 100\n");

@@ -709,6 +709,40 @@ static void test_large_not_overtaken(void **state)
 	tnd_budget_close(budget);
 }
 
+static void *charge_main(void *arg)
+{
+	struct taker *taker = arg;
+
+	taker->rc =
+		tnd_budget_charge(tnd__slab_pool_budget(taker->pool), taker->bytes, &taker->opts);
+	return NULL;
+}
+
+/* Another user of the budget who came first is served first: the slab that comes back goes for him. */
+static void test_others_not_overtaken(void **state)
+{
+	struct tnd_budget *budget = budget_of(2 * MIB);
+	struct tnd_slab_pool *pool = pool_of(budget, MIB, 0);
+	struct tnd_slab *a = acquire(pool, 1), *b = acquire(pool, 1);
+	struct taker user = {.pool = pool, .bytes = MIB / 2, .opts = patient(0)}, taker = {0};
+
+	(void)state;
+	assert_int_equal(pthread_create(&user.thread, NULL, charge_main, &user), 0);
+	await_waiters(budget, 1);
+	start(&taker, pool, 1);
+	await_waiters(budget, 2);
+	tnd_slab_release(a);
+	assert_int_equal(finish(&user), 0);
+	assert_int_equal(budget_stats(budget).waiters, 1);
+	tnd_budget_refund(budget, MIB / 2);
+	assert_int_equal(finish(&taker), 0);
+	assert_int_equal(budget_stats(budget).charged_bytes, 2 * MIB);
+	tnd_slab_release(b);
+	tnd_slab_release(taker.slab);
+	tnd_slab_pool_close(pool);
+	tnd_budget_close(budget);
+}
+
 /* A refund from elsewhere ends the wait as well, with a fresh mapping. */
 static void test_refund_serves_acquire(void **state)
 {
@@ -841,6 +875,24 @@ static void *drop_main(void *arg)
 	return NULL;
 }
 
+/* What a pool's callback reaches; gone when the pool is closed. */
+struct owner {
+	bool inside, closed, called_late;
+};
+
+static void visit(void *arg)
+{
+	struct owner *owner = arg;
+
+	__atomic_store_n(&owner->inside, true, __ATOMIC_SEQ_CST);
+	/* Time enough for a close that does not wait to return. */
+	for (int i = 0; i < 100; i++)
+		sched_yield();
+	if (__atomic_load_n(&owner->closed, __ATOMIC_SEQ_CST))
+		owner->called_late = true;
+}
+
+/* The last lease ends while the pool closes: no callback outlives the close, no mapping the lease. */
 static void test_dropped_while_closing(void **state)
 {
 	(void)state;
@@ -849,15 +901,22 @@ static void test_dropped_while_closing(void **state)
 		struct tnd_slab *slab = acquire(pool, 1);
 		struct tnd_lease *held = lease(slab, "w");
 		void *data = tnd_slab_data(slab);
+		struct owner owner = {false, false, false};
+		int64_t end_ns = tnd__now_ns() + PATIENCE_NS;
 		pthread_t thread;
-		int calls = 0;
 
-		tnd__slab_pool_on_idle(pool, count_call, &calls);
 		tnd_slab_release(slab);
+		tnd__slab_pool_on_idle(pool, visit, &owner);
 		assert_int_equal(pthread_create(&thread, NULL, drop_main, held), 0);
+		/* Every other round for sure during the callback. */
+		while (round % 2 && !__atomic_load_n(&owner.inside, __ATOMIC_SEQ_CST)) {
+			assert_true(tnd__now_ns() < end_ns);
+			sched_yield();
+		}
 		tnd_slab_pool_close(pool);
-		assert_true(calls <= 2);
+		__atomic_store_n(&owner.closed, true, __ATOMIC_SEQ_CST);
 		assert_int_equal(pthread_join(thread, NULL), 0);
+		assert_false(owner.called_late);
 		assert_false(mapped(data));
 	}
 }
@@ -1043,6 +1102,7 @@ int main(void)
 		cmocka_unit_test(test_on_idle),
 		cmocka_unit_test(test_handed_over),
 		cmocka_unit_test(test_large_not_overtaken),
+		cmocka_unit_test(test_others_not_overtaken),
 		cmocka_unit_test(test_refund_serves_acquire),
 		cmocka_unit_test(test_acquire_gives_up),
 		cmocka_unit_test(test_crowd),
