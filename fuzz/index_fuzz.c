@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * index_fuzz.c - index.json and config.json against hostile bytes
+ *
+ * Both parsers get the same bytes. Found here: crashes and leaks (sanitizers), a file name that leads out of the folder, a list of files
+ * that is not sorted and unique.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint/parts.h"
+#include "fuzz.h"
+
+_Noreturn void fuzz_fail(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+	abort();
+}
+
+static void check_index(const struct tnd__index *index)
+{
+	if (!index->file_count)
+		fuzz_fail("an index without files was accepted");
+	for (size_t i = 0; i < index->file_count; i++) {
+		const char *file = index->files[i];
+		size_t bytes = strlen(file);
+
+		if (i && strcmp(index->files[i - 1], file) >= 0)
+			fuzz_fail("files out of order: %s", file);
+		if (file[0] == '/' || !bytes || strcmp(file, "..") == 0 ||
+		    strncmp(file, "../", 3) == 0 || strstr(file, "/../") ||
+		    (bytes >= 3 && strcmp(file + bytes - 3, "/..") == 0))
+			fuzz_fail("leads out of the folder: %s", file);
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	struct tnd__sentences warnings = {0};
+	struct tnd__config config;
+	struct tnd__index index;
+	struct tnd_error error;
+	int rc;
+
+	rc = tnd__index_parse((const char *)data, bytes, "fuzz", &index, &error);
+	if (rc == 0) {
+		check_index(&index);
+		tnd__index_free(&index);
+	} else if (error.code != rc || strncmp(error.message, "fuzz: ", 6) != 0) {
+		fuzz_fail("a refusal without its sentence: %d", rc);
+	}
+	rc = tnd__config_parse((const char *)data, bytes, "fuzz", &config, &warnings);
+	if (rc == 0 && (config.expert_count == 0 || config.draft_expert_count == 0))
+		fuzz_fail("a stack of no experts");
+	tnd__sentences_free(&warnings);
+	return 0;
+}
