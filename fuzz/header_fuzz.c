@@ -30,7 +30,7 @@ static void check_table(const struct tnd__header *header, size_t text_bytes, uin
 	uint64_t begin = 8 + text_bytes;
 
 	for (size_t i = 0; i < header->tensor_count; i++) {
-		const struct tnd_tensor *tensor = &header->tensors[i], *last = tensor - 1;
+		const struct tnd_tensor *tensor = &header->tensors[i], *last = &tensor[i ? -1 : 0];
 		uint64_t product = 1;
 
 		if (tensor->name[tensor->name_bytes] != '\0')

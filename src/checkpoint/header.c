@@ -193,12 +193,13 @@ static int scan_offsets(struct scan *scan, struct tnd_tensor *tensor)
 /* Bytes that shape and dtype ask for, against those that the offsets give. */
 static int check_shape(struct scan *scan, const struct tnd_tensor *tensor, const unsigned char *at)
 {
-	const uint64_t *shape = scan->out->shapes + scan->out->shape_count - tensor->dim_count;
+	const struct tnd__header *out = scan->out;
+	size_t first = out->shape_count - tensor->dim_count;
 	uint64_t bits = tnd_dtype_bits(tensor->dtype), product = 1;
 	bool overflow = false;
 
 	for (uint32_t i = 0; i < tensor->dim_count && !overflow; i++)
-		overflow = __builtin_mul_overflow(product, shape[i], &product);
+		overflow = __builtin_mul_overflow(product, out->shapes[first + i], &product);
 	if (overflow || __builtin_mul_overflow(product, bits, &bits))
 		return tnd__json_fail(&scan->json, TND_E_SHAPE, at,
 				      "the values of its shape multiply to 2^64 bits or more");
