@@ -196,6 +196,7 @@ static const struct argp argp = {
 static int refuse(struct load_node *node, int code, const struct tnd_error *error)
 {
 	node->code = code;
+	node->count = 0;
 	node->error = *error;
 	node->error.code = code;
 	if (!node->error.message[0]) {
@@ -287,7 +288,7 @@ static int write_report(const struct load_node *node)
 	int code = document ? tool_file_open(&file, path) : -ENOMEM;
 
 	if (code == 0) {
-		json_dumpf(document, file.stream, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
+		json_dumpf(document, file.stream, JSON_INDENT(2));
 		putc('\n', file.stream);
 		code = tool_file_commit(&file);
 	}

@@ -72,9 +72,9 @@ uint64_t load_rank_u64(const struct load_rank *rank, const char *key)
 
 uint64_t load_budget_bytes(const struct load_node *node)
 {
-	uint64_t count = node->count ? node->count : 1;
+	const struct tool_plan_options *options = &node->command->options;
 
-	return node->command->options.plan.budget_bytes * count;
+	return options->plan.budget_bytes * (options->rank_given ? 1 : tool_rank_count(options));
 }
 
 static json_t *error_json(const struct load_node *node, bool *failed)

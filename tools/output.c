@@ -51,8 +51,7 @@ int tool_json_print(json_t *document, bool failed)
 	/* A failing stream is found by tool_output_finish, which knows the errno's text. */
 	if (!document || failed)
 		status = tool_fail(-ENOMEM, NULL);
-	else if (json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) != 0 &&
-		 !ferror(stdout))
+	else if (json_dumpf(document, stdout, JSON_INDENT(2)) != 0 && !ferror(stdout))
 		status = tool_fail(-ENOMEM, NULL);
 	else
 		putchar('\n');
@@ -197,9 +196,11 @@ int tool_output_finish(int status)
 {
 	int code = 0;
 
-	errno = 0;
-	if (ferror(stdout) || fflush(stdout) != 0)
-		code = errno ? errno : EIO;
+	if (fflush(stdout) != 0)
+		code = errno;
+	else if (ferror(stdout))
+		/* Lost earlier, with an errno that nobody kept: what it was shows when one more byte is tried. */
+		code = write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
 	if (fclose(stdout) != 0 && code == 0)
 		code = errno;
 	if (code == 0)

@@ -20,7 +20,7 @@ void load_progress_step(struct load_node *node, const struct load_rank *rank, bo
 	char line[256];
 	int bytes;
 
-	if (node->progress_fd < 0 || poll(&polled, 1, last ? 1000 : 0) <= 0)
+	if (node->progress_fd < 0 || poll(&polled, 1, last && !node->cancelled ? 1000 : 0) <= 0)
 		return;
 	bytes = snprintf(line, sizeof(line),
 			 "{\"rank\":%u,\"done_bytes\":%llu,\"total_bytes\":%llu,"
