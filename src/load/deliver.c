@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * deliver.c - the consumer's side: waiting for the next item, handing it out, and what happens when the consumer keeps everything
+ *
+ *   next():  item ready? -- no --> wait; meanwhile: error? cancel? deadline? or are we in each other's way?
+ *                |                 (feeder waits for the budget, nothing is being read, views are out)
+ *               yes                    on_full  wait: until somebody releases, at most stall_ns, names in the log
+ *                |                              fail: TND_E_FULL        overrun, copy: the feeder goes over
+ *                v
+ *            lease and view; or, for own delivery and on_full copy, memory of its own
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "load_internal.h"
+
+static struct tnd__hold *hold_create(struct tnd_load *load, const struct tnd_tensor *tensor)
+{
+	size_t shape_bytes = tensor->dim_count * sizeof(uint64_t);
+	struct tnd__hold *hold = calloc(1, sizeof(*hold) + shape_bytes + tensor->name_bytes + 1);
+
+	if (!hold || tnd__failpoint("load.alloc")) {
+		free(hold);
+		return NULL;
+	}
+	hold->shape_bytes = shape_bytes;
+	if (shape_bytes)
+		memcpy(hold->words, tensor->shape, shape_bytes);
+	memcpy((char *)hold->words + shape_bytes, tensor->name, tensor->name_bytes);
+	hold->flow = load->flow;
+	tnd__flow_ref(load->flow);
+	return hold;
+}
+
+static void fill_view(struct tnd_view *view, const struct tnd_plan_item *item, size_t index,
+		      struct tnd__hold *hold)
+{
+	memset(view, 0, sizeof(*view));
+	view->name = (const char *)hold->words + hold->shape_bytes;
+	view->name_bytes = item->tensor->name_bytes;
+	view->shape = hold->words;
+	view->dim_count = item->tensor->dim_count;
+	view->dtype = item->tensor->dtype;
+	view->file = item->tensor->file;
+	view->bytes = item->kept_bytes;
+	view->dim = item->dim;
+	view->start = item->start;
+	view->length = item->length;
+	view->piece_offset = item->piece_offset;
+	view->tensor_bytes = item->slice_bytes;
+	view->item = index;
+	view->hold = hold;
+	view->flags = TND_VIEW_F_LAST;
+	if (item->flags & TND_ITEM_F_PIECE)
+		view->flags =
+			TND_VIEW_F_PIECE | (item->flags & TND_ITEM_F_LAST ? TND_VIEW_F_LAST : 0);
+}
+
+/* -- waiting -- */
+
+static void fail_full(struct tnd_load *load, int code, int64_t waited_ns)
+{
+	char holders[512];
+
+	tnd__slab_pool_holders(load->pool, holders, sizeof(holders));
+	if (code == TND_E_FULL)
+		tnd__load_fail(
+			load, code, NULL,
+			"the budget of %llu bytes is used up by views that are still held (%s); "
+			"release them, give a larger budget, or choose another on_full",
+			(unsigned long long)load->bound_bytes, holders);
+	else
+		tnd__load_fail(
+			load, code, NULL,
+			"no progress for %.0f s: the budget of %llu bytes is used up by views that "
+			"are still held (%s); release them or give a larger budget",
+			(double)waited_ns / 1e9, (unsigned long long)load->bound_bytes, holders);
+}
+
+/* Nothing moves until a view is released. Lock held; may drop it. */
+static void handle_full(struct tnd_load *load, bool *logged)
+{
+	struct tnd__flow *flow = load->flow;
+	int64_t idle_ns = tnd__now_ns() - flow->progress_ns;
+	int64_t stall_ns = load->opts.stall_ns ? load->opts.stall_ns : TND__STALL_NS;
+	char holders[512];
+
+	switch (load->opts.on_full) {
+	case TND_ON_FULL_FAIL:
+		pthread_mutex_unlock(&flow->lock);
+		fail_full(load, TND_E_FULL, idle_ns);
+		pthread_mutex_lock(&flow->lock);
+		return;
+	case TND_ON_FULL_OVERRUN:
+	case TND_ON_FULL_COPY:
+		if (flow->overrun_now)
+			return;
+		flow->overrun_now = true;
+		pthread_cond_signal(&flow->feeder);
+		pthread_mutex_unlock(&flow->lock);
+		if (!load->overrun_told) {
+			load->overrun_told = true;
+			tnd__slab_pool_holders(load->pool, holders, sizeof(holders));
+			tnd__log(TND_LOG_WARNING,
+				 "going over the budget of %llu bytes: views are still held (%s)",
+				 (unsigned long long)load->bound_bytes, holders);
+		}
+		tnd_budget_wake(load->budget);
+		pthread_mutex_lock(&flow->lock);
+		return;
+	default:
+		break;
+	}
+	if (stall_ns > 0 && idle_ns > stall_ns) {
+		pthread_mutex_unlock(&flow->lock);
+		fail_full(load, TND_E_DEADLINE, idle_ns);
+		pthread_mutex_lock(&flow->lock);
+	} else if (idle_ns > TND__STALL_LOG_NS && !*logged) {
+		*logged = true;
+		pthread_mutex_unlock(&flow->lock);
+		tnd__slab_pool_holders(load->pool, holders, sizeof(holders));
+		tnd__log(TND_LOG_WARNING, "the load has waited %.0f s for views to be released: %s",
+			 (double)idle_ns / 1e9, holders);
+		pthread_mutex_lock(&flow->lock);
+	}
+}
+
+static void check_limits(struct tnd_load *load)
+{
+	if (atomic_load(&load->cancelled))
+		tnd__load_fail(load, TND_E_CANCELLED, NULL, "the load was cancelled");
+	else if (load->opts.deadline_ns && tnd__now_ns() > load->opts.deadline_ns)
+		tnd__load_fail(load, TND_E_DEADLINE, NULL,
+			       "the deadline passed after %llu of %llu bytes; allow more time",
+			       (unsigned long long)load->stats.kept_bytes,
+			       (unsigned long long)load->totals.kept_bytes);
+}
+
+static bool ready(struct tnd_load *load, size_t index)
+{
+	/* Pairs with the release in item_done(). */
+	return atomic_load_explicit(&load->states[index], memory_order_acquire) == TND__ITEM_READY;
+}
+
+/* Waits for item `index`. Return: 0, or the load's error in *reterr. */
+static int wait_ready(struct tnd_load *load, size_t index, struct tnd_error *reterr)
+{
+	struct tnd__flow *flow = load->flow;
+	int64_t start = tnd__now_ns();
+	bool logged = false;
+	int rc = 0;
+
+	check_limits(load);
+	pthread_mutex_lock(&flow->lock);
+	/* A view released long before this wait is no stall of ours. */
+	if (!ready(load, index))
+		flow->progress_ns = start;
+	while (!load->failed && !ready(load, index)) {
+		if (flow->feeder_waits && !flow->in_flight && flow->held_views)
+			handle_full(load, &logged);
+		if (load->failed || ready(load, index))
+			break;
+		tnd__flow_wait(flow, &flow->consumer, TND__POLL_NS);
+		pthread_mutex_unlock(&flow->lock);
+		check_limits(load);
+		pthread_mutex_lock(&flow->lock);
+	}
+	load->stats.storage_wait_ns += (uint64_t)(tnd__now_ns() - start);
+	if (load->failed) {
+		rc = load->error.code;
+		if (reterr)
+			*reterr = load->error;
+	}
+	pthread_mutex_unlock(&flow->lock);
+	return rc;
+}
+
+/* -- handing out -- */
+
+static bool must_copy(const struct tnd_load *load, const struct tnd_plan_item *item)
+{
+	uint64_t slab = TND__MAX(load->totals.slab_capacity_bytes, TND__PAGE), used;
+
+	if (load->opts.on_full != TND_ON_FULL_COPY || !item->kept_bytes)
+		return false;
+	pthread_mutex_lock(&load->flow->lock);
+	used = load->fixed_bytes + load->flow->held_bytes;
+	pthread_mutex_unlock(&load->flow->lock);
+	return used + 2 * slab > load->bound_bytes;
+}
+
+/* The item's bytes in memory of the consumer's own. Return: 0, -ENOMEM. */
+static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,
+		    struct tnd__hold *hold, struct tnd_view *view)
+{
+	int rc = tnd__map_own(item->kept_bytes, &hold->own, &hold->own_map_bytes);
+	if (rc < 0)
+		return rc;
+	memcpy(hold->own, data, item->kept_bytes);
+	tnd_load_consumer_bytes(load, (int64_t)hold->own_map_bytes);
+	view->data = hold->own;
+	return 0;
+}
+
+/*
+ * Own delivery: pieces of one tensor come together in one memory, the caller's or a fresh mapping; the last one makes the view.
+ * Return: 1 when the tensor is whole, 0 when more pieces are to come, -ENOMEM.
+ */
+static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,
+		      struct tnd__hold *hold, struct tnd_view *view)
+{
+	int rc;
+
+	if (!load->gather) {
+		load->gather =
+			load->opts.place ? load->opts.place(load->opts.place_arg, item) : NULL;
+		load->gather_placed = load->gather != NULL;
+		rc = load->gather ? 0
+				  : tnd__map_own(item->slice_bytes, &load->gather,
+						 &load->gather_map_bytes);
+		if (rc < 0)
+			return rc;
+		if (!load->gather_placed)
+			tnd_load_consumer_bytes(load, (int64_t)load->gather_map_bytes);
+	}
+	memcpy((char *)load->gather + item->piece_offset, data, item->kept_bytes);
+	if (!(view->flags & TND_VIEW_F_LAST))
+		return 0;
+	view->data = load->gather;
+	view->bytes = item->slice_bytes;
+	view->piece_offset = 0;
+	view->flags = TND_VIEW_F_OWN | TND_VIEW_F_LAST;
+	if (!load->gather_placed) {
+		hold->own = load->gather;
+		hold->own_map_bytes = load->gather_map_bytes;
+	}
+	load->gather = NULL;
+	return 1;
+}
+
+static int lease_out(struct tnd_load *load, struct tnd__buffer *buffer,
+		     const struct tnd_plan_item *item, struct tnd__hold *hold,
+		     struct tnd_view *view)
+{
+	struct tnd__flow *flow = load->flow;
+	int rc;
+
+	rc = tnd__lease_acquire_sized(buffer->slab, item->tensor->name, item->tensor->name_bytes,
+				      item->kept_bytes, &hold->lease);
+	if (rc < 0)
+		return rc;
+	hold->buffer = buffer;
+	view->data = buffer->data + item->slab_offset;
+	pthread_mutex_lock(&flow->lock);
+	if (!buffer->views++)
+		flow->held_bytes += buffer->charge_bytes;
+	flow->held_views++;
+	pthread_mutex_unlock(&flow->lock);
+	return 0;
+}
+
+/* The item is on its way: counts it, and lets its buffer go after its last one. */
+static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
+		      struct tnd__buffer *buffer, int64_t start_ns)
+{
+	struct tnd__flow *flow = load->flow;
+	bool last = false;
+
+	pthread_mutex_lock(&flow->lock);
+	load->next_item++;
+	pthread_cond_signal(&flow->feeder);
+	load->stats.deliver_ns += (uint64_t)(tnd__now_ns() - start_ns);
+	load->stats.kept_bytes += item->kept_bytes;
+	load->stats.read_bytes += item->read_bytes;
+	if (!(item->flags & TND_ITEM_F_PIECE) || (item->flags & TND_ITEM_F_LAST)) {
+		load->stats.tensors++;
+		load->stats.sliced += item->dim >= 0;
+	}
+	if (item->flags & TND_ITEM_F_REALIGN)
+		load->stats.realigned_bytes += item->kept_bytes;
+	if (buffer)
+		last = --buffer->undelivered == 0;
+	if (last)
+		load->buffers[item->slab] = NULL;
+	flow->progress_ns = tnd__now_ns();
+	pthread_mutex_unlock(&flow->lock);
+	if (last)
+		tnd__buffer_finish(buffer);
+}
+
+/* Hands item `index` out. Return: 1 and a view; 0: a piece that does not make a view yet; < 0. */
+static int hand_out(struct tnd_load *load, size_t index, struct tnd_view *view)
+{
+	const struct tnd_plan_item *item = &load->items[index];
+	struct tnd__buffer *buffer =
+		item->slab == TND_PLAN_NO_SLAB ? NULL : load->buffers[item->slab];
+	struct tnd__hold *hold = hold_create(load, item->tensor);
+	const void *data = buffer ? buffer->data + item->slab_offset : NULL;
+	int64_t start = tnd__now_ns();
+	int rc = 1;
+
+	if (!hold)
+		return -ENOMEM;
+	fill_view(view, item, index, hold);
+	if (!buffer) {
+		view->flags |= load->opts.flags & TND_LOAD_F_OWN ? TND_VIEW_F_OWN : 0;
+	} else if (load->opts.flags & TND_LOAD_F_OWN) {
+		rc = gather_own(load, item, data, hold, view);
+	} else if (must_copy(load, item)) {
+		rc = copy_out(load, item, data, hold, view);
+		view->flags |= TND_VIEW_F_COPY;
+		if (rc == 0)
+			rc = tnd__sentences_add(&load->copied, "%s", view->name);
+		rc = rc < 0 ? rc : 1;
+	} else {
+		rc = lease_out(load, buffer, item, hold, view);
+		rc = rc < 0 ? rc : 1;
+	}
+	if (rc <= 0)
+		tnd_view_release(view);
+	if (rc >= 0)
+		delivered(load, item, buffer, start);
+	return rc;
+}
+
+static void report_progress(struct tnd_load *load, bool force)
+{
+	struct tnd_budget_stats budget = {.struct_bytes = sizeof(budget)};
+	int64_t now = tnd__now_ns();
+	struct tnd_progress progress;
+
+	if (!load->opts.progress || (!force && now - load->progress_call_ns < TND__POLL_NS))
+		return;
+	load->progress_call_ns = now;
+	tnd_budget_stats(load->budget, &budget);
+	progress = (struct tnd_progress){.done_bytes = load->stats.kept_bytes,
+					 .total_bytes = load->totals.kept_bytes,
+					 .charged_bytes = budget.charged_bytes,
+					 .budget_bytes = budget.bound_bytes,
+					 .elapsed_ns = (uint64_t)(now - load->opened_ns)};
+	if (load->opts.progress(load->opts.progress_arg, &progress))
+		tnd_load_cancel(load);
+}
+
+static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_error *reterr)
+{
+	int rc;
+
+	do {
+		if (load->ended)
+			return tnd__fail_plain(reterr, TND_E_INVALID,
+					       "tnd_load_next after tnd_load_end");
+		if (load->next_item == load->item_count) {
+			report_progress(load, true);
+			return 0;
+		}
+		report_progress(load, false);
+		rc = wait_ready(load, load->next_item, reterr);
+		if (rc < 0)
+			return rc;
+		rc = hand_out(load, load->next_item, ret_view);
+	} while (rc == 0);
+	if (rc < 0) {
+		tnd__load_fail(load, rc, NULL, "out of memory while handing out a tensor");
+		tnd__load_error(load, reterr);
+	}
+	tnd__sample(load, false);
+	return rc;
+}
+
+int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_error *reterr)
+{
+	bool idle = false;
+	int rc;
+
+	if (!atomic_compare_exchange_strong(&load->in_next, &idle, true))
+		return tnd__fail_plain(reterr, -EBUSY,
+				       "another thread is in tnd_load_next on this load; take "
+				       "views from one thread");
+	rc = next_view(load, ret_view, reterr);
+	atomic_store(&load->in_next, false);
+	return rc;
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * feed.c - the feeder thread: a slab for each buffer of the plan, in order, and its reads
+ *
+ *   for each buffer:  open its file -> acquire a slab (waits for the budget) -> submit its reads (waits for the queue)
+ *
+ * A slab that does not fit is waited for. Only the consumer can end that wait, by releasing views; what happens when it waits for us meanwhile is
+ * its side's business (deliver.c): it may tell us to go over the bound (`overrun_now`).
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "load_internal.h"
+
+void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
+{
+	struct tnd__flow *flow = load->flow;
+	bool first;
+
+	pthread_mutex_lock(&flow->lock);
+	first = !load->failed;
+	if (first) {
+		load->failed = true;
+		load->error = *error;
+		load->error.rank = (int32_t)load->rank;
+	}
+	pthread_cond_broadcast(&flow->consumer);
+	pthread_mutex_unlock(&flow->lock);
+	if (!first)
+		return;
+	atomic_store(&load->stopping, true);
+	tnd__storage_cancel(load->storage);
+	tnd_budget_wake(load->budget);
+}
+
+int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr)
+{
+	int code = 0;
+
+	pthread_mutex_lock(&load->flow->lock);
+	if (load->failed) {
+		code = load->error.code;
+		if (reterr)
+			*reterr = load->error;
+	}
+	pthread_mutex_unlock(&load->flow->lock);
+	return code;
+}
+
+void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,
+		    const char *format, ...)
+{
+	char sentence[TND_ERROR_MESSAGE_MAX];
+	struct tnd_error error;
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(sentence, sizeof(sentence), format, args);
+	va_end(args);
+	tnd__fail(&error, code, where, "%s", sentence);
+	tnd__load_fail_detail(load, &error);
+}
+
+/* A file's reads are over: its report is taken, its size looked at once more. */
+static void close_source(struct tnd_load *load, size_t index)
+{
+	struct tnd__load_file *file = &load->load_files[index];
+	const struct tnd_file *known = &load->files[index];
+	struct stat now;
+
+	tnd__source_report(file->source, &file->report);
+	file->report.name = known->name;
+	file->reported = true;
+	tnd__source_close(file->source);
+	file->source = NULL;
+	if (fstat(known->fd, &now) == 0 && (uint64_t)now.st_size != known->bytes)
+		tnd__load_fail(load, TND_E_CHANGED, &(struct tnd__where){.file = known->name},
+			       "expected %llu bytes, found %llu after reading: the file changed "
+			       "meanwhile; load it again once it rests",
+			       (unsigned long long)known->bytes, (unsigned long long)now.st_size);
+}
+
+void tnd__feed_close_sources(struct tnd_load *load, bool all)
+{
+	for (size_t i = 0; i < load->file_count; i++)
+		if (load->load_files[i].source &&
+		    (all ||
+		     !atomic_load_explicit(&load->load_files[i].reads, memory_order_acquire)))
+			close_source(load, i);
+}
+
+/* The first tensor of the plan that file `index` does not hold any more with `bytes` bytes, or NULL. */
+static const struct tnd_tensor *first_lost(const struct tnd_load *load, size_t index,
+					   uint64_t bytes)
+{
+	for (size_t i = 0; i < load->item_count; i++) {
+		const struct tnd_tensor *tensor = load->items[i].tensor;
+
+		if (tensor->bytes && tensor->file == index &&
+		    tensor->offset + tensor->bytes > bytes)
+			return tensor;
+	}
+	return NULL;
+}
+
+/* Opens the file of slab `slab` unless it is open. */
+static int open_source(struct tnd_load *load, size_t slab)
+{
+	size_t index = load->slabs[slab].file;
+	struct tnd__load_file *file = &load->load_files[index];
+	const struct tnd_file *known = &load->files[index];
+	struct tnd_error error;
+	struct stat now;
+	int rc;
+
+	if (file->source)
+		return 0;
+	tnd__feed_close_sources(load, false);
+	if (fstat(known->fd, &now) == 0 && (uint64_t)now.st_size != known->bytes) {
+		const struct tnd_tensor *tensor = first_lost(load, index, (uint64_t)now.st_size);
+		struct tnd__where where = {.file = known->name,
+					   .name = tensor ? tensor->name : NULL,
+					   .name_bytes = tensor ? tensor->name_bytes : 0};
+
+		tnd__load_fail(load, TND_E_CHANGED, &where,
+			       "expected a file of %llu bytes, found %llu: it changed since its "
+			       "header was read; load it again once it rests",
+			       (unsigned long long)known->bytes, (unsigned long long)now.st_size);
+		return TND_E_CHANGED;
+	}
+	rc = tnd__source_open(load->storage, known->fd, known->name, known->bytes, &file->source,
+			      &error);
+	if (rc < 0) {
+		tnd__load_fail_detail(load, &error);
+		return rc;
+	}
+	file->opened = true;
+	return 0;
+}
+
+static bool stopped(struct tnd_load *load)
+{
+	return atomic_load(&load->stopping) || atomic_load(&load->cancelled);
+}
+
+static int interrupted(void *arg)
+{
+	struct tnd_load *load = arg;
+	bool overrun;
+
+	if (stopped(load))
+		return 1;
+	pthread_mutex_lock(&load->flow->lock);
+	overrun = load->flow->overrun_now;
+	pthread_mutex_unlock(&load->flow->lock);
+	return overrun;
+}
+
+static void feeder_waits(struct tnd_load *load, bool waits)
+{
+	struct tnd__flow *flow = load->flow;
+
+	pthread_mutex_lock(&flow->lock);
+	flow->feeder_waits = waits;
+	if (waits)
+		pthread_cond_signal(&flow->consumer);
+	else
+		flow->overrun_now = false;
+	pthread_mutex_unlock(&flow->lock);
+}
+
+/*
+ * Until the consumer has taken all that comes before buffer `index` and let it go: then as little as can be is charged beside it (in packing
+ * name a slab whose range the tensor stands in stays). Views that will not come back are not waited for with on_full copy.
+ */
+static void wait_alone(struct tnd_load *load, size_t index)
+{
+	struct tnd__flow *flow = load->flow;
+	bool copies = load->opts.on_full == TND_ON_FULL_COPY;
+
+	pthread_mutex_lock(&flow->lock);
+	while (!stopped(load) && !flow->overrun_now &&
+	       (load->next_item < load->slabs[index].first_item || (flow->held_views && !copies)))
+		tnd__flow_wait(flow, &flow->feeder, TND__POLL_NS);
+	pthread_mutex_unlock(&flow->lock);
+	tnd_slab_pool_trim(load->pool);
+}
+
+/* Waits for the budget, or goes over it: with a buffer above the whole bound, or if the consumer cannot let others go. */
+static int acquire_waiting(struct tnd_load *load, size_t index, const char *file,
+			   struct tnd_slab **ret_slab)
+{
+	struct tnd_charge_opts charge = {
+		.struct_bytes = sizeof(charge), .cancelled = interrupted, .cancelled_arg = load};
+	struct tnd__flow *flow = load->flow;
+	uint64_t bytes = load->slabs[index].bytes;
+	int64_t start = tnd__now_ns(), end;
+	int rc = TND_E_CANCELLED;
+
+	feeder_waits(load, true);
+	if (load->fixed_bytes + tnd__round_up(bytes, TND__PAGE) > load->bound_bytes)
+		wait_alone(load, index);
+	else
+		rc = tnd_slab_acquire(load->pool, bytes, file, &charge, ret_slab);
+	if (rc == TND_E_CANCELLED && !stopped(load)) {
+		charge.flags = TND_CHARGE_F_OVERRUN;
+		charge.cancelled = NULL;
+		rc = tnd_slab_acquire(load->pool, bytes, file, &charge, ret_slab);
+	}
+	feeder_waits(load, false);
+	pthread_mutex_lock(&flow->lock);
+	end = tnd__now_ns();
+	load->stats.budget_wait_ns += (uint64_t)(end - start);
+	/* With nothing left to read, only the consumer kept us. */
+	if (!flow->in_flight)
+		load->stats.consumer_wait_ns += (uint64_t)(end - TND__MAX(start, flow->drained_ns));
+	pthread_mutex_unlock(&flow->lock);
+	return rc;
+}
+
+static int acquire(struct tnd_load *load, size_t index, struct tnd_slab **ret_slab)
+{
+	struct tnd_charge_opts try = {.struct_bytes = sizeof(try), .flags = TND_CHARGE_F_TRY};
+	const struct tnd_plan_slab *slab = &load->slabs[index];
+	const char *file = load->files[slab->file].name;
+	int rc;
+
+	rc = tnd_slab_acquire(load->pool, slab->bytes, file, &try, ret_slab);
+	if (rc == -EAGAIN || rc == TND_E_BUDGET)
+		rc = acquire_waiting(load, index, file, ret_slab);
+	if (rc < 0 && rc != TND_E_CANCELLED)
+		tnd__load_fail(load, rc, &(struct tnd__where){.file = file},
+			       "a buffer of %llu bytes could not be had (%s); give more memory or "
+			       "a smaller slab",
+			       (unsigned long long)slab->bytes, tnd_strerror(rc));
+	return rc;
+}
+
+static struct tnd__buffer *buffer_create(struct tnd_load *load, size_t index, struct tnd_slab *slab)
+{
+	struct tnd__buffer *buffer = calloc(1, sizeof(*buffer));
+	uint64_t bytes = load->slabs[index].bytes;
+
+	if (!buffer || tnd__failpoint("load.alloc")) {
+		free(buffer);
+		return NULL;
+	}
+	buffer->flow = load->flow;
+	buffer->slab = slab;
+	buffer->data = tnd_slab_data(slab);
+	buffer->charge_bytes = tnd__round_up(
+		TND__MAX(bytes,
+			 bytes <= load->totals.slab_bytes ? load->totals.slab_capacity_bytes : 0),
+		TND__PAGE);
+	buffer->undelivered = load->slabs[index].item_count;
+	tnd__flow_ref(load->flow);
+	pthread_mutex_lock(&load->flow->lock);
+	load->buffers[index] = buffer;
+	pthread_mutex_unlock(&load->flow->lock);
+	return buffer;
+}
+
+/* One buffer of the plan on its way. Return: 0; < 0 once the load has failed or was cancelled. */
+static int feed_slab(struct tnd_load *load, size_t index)
+{
+	struct tnd__buffer *buffer;
+	struct tnd__batch *batch;
+	struct tnd_slab *slab;
+	int rc;
+
+	rc = open_source(load, index);
+	if (rc < 0)
+		return rc;
+	rc = acquire(load, index, &slab);
+	if (rc < 0)
+		return rc;
+	buffer = buffer_create(load, index, slab);
+	if (!buffer) {
+		tnd_slab_release(slab);
+		rc = -ENOMEM;
+	} else {
+		rc = tnd__batch_create(load, index, buffer, &batch);
+	}
+	if (rc < 0) {
+		tnd__load_fail(
+			load, rc,
+			&(struct tnd__where){.file = load->files[load->slabs[index].file].name},
+			"out of memory for the list of reads");
+		return rc;
+	}
+	tnd__batch_submit(batch);
+	return 0;
+}
+
+/* The consumer may be pinned to one core (an engine's worker); the feeder takes what the storage's workers take. */
+static void widen_affinity(const struct tnd_load *load)
+{
+	unsigned char bits[CPU_SETSIZE / 8];
+	char list[sizeof(((struct tnd__storage_stats *)0)->cpus) * 8];
+	cpu_set_t set;
+
+	if (tnd__io_cpus(load->cpus, list, sizeof(list)) <= 0 ||
+	    tnd__list_parse(list, bits, CPU_SETSIZE) < 0)
+		return;
+	CPU_ZERO(&set);
+	for (size_t i = 0; i < CPU_SETSIZE; i++)
+		if (bits[i / 8] & (1u << (i % 8)))
+			CPU_SET(i, &set);
+	pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+void *tnd__feed(void *arg)
+{
+	struct tnd_load *load = arg;
+
+	pthread_setname_np(pthread_self(), "tnd-feed");
+	widen_affinity(load);
+	for (size_t i = 0; i < load->slab_count && !interrupted(load); i++)
+		if (feed_slab(load, i) < 0)
+			break;
+	return NULL;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sample.c - what the load adds to resident memory and page cache, seen while it runs
+ *
+ * Called from whoever moves things on (storage threads, the consumer), rate-limited by a compare-and-swap on the time of the
+ * last sample, so that no thread of its own is needed.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "load_internal.h"
+
+/* RssAnon + RssShmem of this process, bytes; 0 where /proc does not say. */
+static uint64_t private_bytes(void)
+{
+	static const char *const fields[] = {"\nRssAnon:", "\nRssShmem:"};
+	char text[4096];
+	uint64_t total = 0;
+
+	if (tnd__read_small("/proc/self/status", text, sizeof(text)) < 0)
+		return 0;
+	for (size_t i = 0; i < 2; i++) {
+		const char *at = strstr(text, fields[i]);
+
+		if (at)
+			total += strtoull(at + strlen(fields[i]), NULL, 10) << 10;
+	}
+	return total;
+}
+
+/* Growth of the page cache over the files of the plan; refreshes those that are being read, or all. */
+static void sample_cache(struct tnd_load *load, bool all)
+{
+	int64_t growth = 0;
+
+	for (size_t i = 0; i < load->file_count; i++) {
+		struct tnd__load_file *file = &load->load_files[i];
+
+		if (file->cached_before < 0)
+			continue;
+		if (all || atomic_load_explicit(&file->reads, memory_order_relaxed)) {
+			int64_t now =
+				tnd__pagecache_bytes(load->files[i].fd, 0, load->files[i].bytes);
+
+			if (now >= 0)
+				file->cached_last = now;
+		}
+		growth += file->cached_last - file->cached_before;
+	}
+	if (growth > 0 && (uint64_t)growth > load->cache_peak)
+		load->cache_peak = (uint64_t)growth;
+}
+
+void tnd__sample_start(struct tnd_load *load)
+{
+	load->private_before = private_bytes();
+	load->cache_known = true;
+	for (size_t i = 0; i < load->slab_count; i++)
+		load->load_files[load->slabs[i].file].cached_before = 0;
+	for (size_t i = 0; i < load->file_count; i++) {
+		struct tnd__load_file *file = &load->load_files[i];
+
+		/* Files that this rank does not read are not looked at. */
+		if (file->cached_before < 0)
+			continue;
+		file->cached_before = file->cached_last =
+			tnd__pagecache_bytes(load->files[i].fd, 0, load->files[i].bytes);
+		if (file->cached_before < 0)
+			load->cache_known = false;
+	}
+}
+
+static bool due(_Atomic int64_t *last, int64_t now, int64_t interval, bool force)
+{
+	int64_t seen = atomic_load_explicit(last, memory_order_relaxed);
+
+	if (!force && now - seen < interval)
+		return false;
+	return atomic_compare_exchange_strong_explicit(last, &seen, now, memory_order_relaxed,
+						       memory_order_relaxed);
+}
+
+void tnd__sample(struct tnd_load *load, bool force)
+{
+	int64_t now = tnd__now_ns(), growth;
+	bool cache;
+
+	if (!due(&load->sampled_ns, now, TND__SAMPLE_NS, force))
+		return;
+	cache = due(&load->cache_sampled_ns, now, TND__CACHE_SAMPLE_NS, force);
+	growth = (int64_t)private_bytes() - (int64_t)load->private_before -
+		 atomic_load(&load->consumer_bytes);
+	pthread_mutex_lock(&load->flow->lock);
+	if (growth > 0 && (uint64_t)growth > load->resident_peak)
+		load->resident_peak = (uint64_t)growth;
+	if (cache)
+		sample_cache(load, force);
+	pthread_mutex_unlock(&load->flow->lock);
+}
