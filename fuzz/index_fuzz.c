@@ -26,8 +26,12 @@ _Noreturn void fuzz_fail(const char *format, ...)
 
 static void check_index(const struct tnd__index *index)
 {
-	if (!index->file_count)
+	if (!index->file_count || !index->entry_count)
 		fuzz_fail("an index without files was accepted");
+	for (size_t i = 0; i < index->entry_count; i++)
+		if (index->entries[i].file >= index->file_count ||
+		    index->entries[i].name[index->entries[i].name_bytes] != '\0')
+			fuzz_fail("entry %zu is broken", i);
 	for (size_t i = 0; i < index->file_count; i++) {
 		const char *file = index->files[i];
 		size_t bytes = strlen(file);
@@ -47,9 +51,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	struct tnd__config config;
 	struct tnd__index index;
 	struct tnd_error error;
+	char *text;
 	int rc;
 
-	rc = tnd__index_parse((const char *)data, bytes, "fuzz", &index, &error);
+	text = malloc(bytes ? bytes : 1);
+	if (!text)
+		return 0;
+	memcpy(text, data, bytes);
+	rc = tnd__index_parse(text, bytes, "fuzz", &index, &error);
 	if (rc == 0) {
 		check_index(&index);
 		tnd__index_free(&index);

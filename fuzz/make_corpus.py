@@ -70,6 +70,7 @@ def headers():
     yield "truncated", 0, one()
     yield "comma", 1, '{"w":' + entry() + ",}"
     yield "nul-padding", 0, "{}\0\0"
+    yield "raw-nul", 1, one(shape="[1\0]")
     yield "byte-order-mark", 0, "\ufeff{}"
     yield "array", 0, "[]"
     names = ["model.layers.%d.mlp.experts.%d.w" % (i * 7 % 5, i) for i in range(20)]

@@ -7,6 +7,7 @@
  * object of its own. null and 0 say that a model has none of it. Nothing here is an error: slicing works without, or says what it lacks.
  */
 #include <errno.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -351,6 +351,8 @@ int tnd__header_scan(const struct tnd__header_text *text, struct tnd__header *re
 			 .end = text->text + text->bytes,
 			 .start_offset = 8,
 			 .file = text->file,
+			 .whole = "the header",
+			 .code = TND_E_FORMAT,
 			 .error = reterr},
 		.out = &header,
 		.kept = text->text,

@@ -24,14 +24,14 @@ struct name_list {
 	size_t count, shown;
 };
 
-static void list_name(struct name_list *list, const char *name, const char *file)
+static void list_name(struct name_list *list, const char *name, size_t name_bytes, const char *file)
 {
 	char shown[160];
 
 	list->count++;
 	if (list->text.bytes > LIST_BYTES_MAX)
 		return;
-	tnd__printable(name, strlen(name), shown, sizeof(shown));
+	tnd__printable(name, name_bytes, shown, sizeof(shown));
 	tnd__text_add(&list->text, "%s'%s'%s%.100s%s", list->shown ? ", " : "", shown,
 		      file ? " (not in " : "", file ? file : "", file ? ")" : "");
 	list->shown++;
@@ -75,7 +75,7 @@ static int check_files_exist(struct tnd__opener *opener)
 			return tnd__opener_no_memory(opener);
 		}
 		if (stat(path, &stat_) < 0 && (errno == ENOENT || errno == ENOTDIR))
-			list_name(&missing, name, NULL);
+			list_name(&missing, name, strlen(name), NULL);
 		free(path);
 	}
 	rc = fail_list(opener, &missing, opener->index.file_count,
@@ -84,28 +84,24 @@ static int check_files_exist(struct tnd__opener *opener)
 	return tnd__opener_settle(opener, rc);
 }
 
-static struct tnd__part *find_part(struct tnd__opener *opener, const char *name)
+/* The part that was opened for each file of the index, NULL where it could not be. Parts are in the order of the files. */
+static void match_parts(struct tnd__opener *opener, struct tnd__part **part_of_file)
 {
-	size_t low = 0, high = opener->part_count;
+	size_t at = 0;
 
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		int order = strcmp(opener->parts[middle].name, name);
+	for (size_t f = 0; f < opener->index.file_count; f++) {
+		bool there = at < opener->part_count &&
+			     strcmp(opener->parts[at].name, opener->index.files[f]) == 0;
 
-		if (order == 0)
-			return &opener->parts[middle];
-		if (order < 0)
-			low = middle + 1;
-		else
-			high = middle;
+		part_of_file[f] = there ? &opener->parts[at++] : NULL;
 	}
-	return NULL;
 }
 
 /* Place of a name in a part's table, tensor_count if it is not there. `guess`: tried first. */
-static size_t find_name(const struct tnd__header *header, const char *name, size_t guess)
+static size_t find_name(const struct tnd__header *header, const char *name, size_t bytes,
+			size_t guess)
 {
-	size_t bytes = strlen(name), low = 0, high = header->tensor_count;
+	size_t low = 0, high = header->tensor_count;
 
 	if (guess < high && header->tensors[guess].name_bytes == bytes &&
 	    memcmp(header->tensors[guess].name, name, bytes) == 0)
@@ -126,29 +122,22 @@ static size_t find_name(const struct tnd__header *header, const char *name, size
 }
 
 /* Marks what the index gives to its file; lists the names that are not there. */
-static void mark_named(struct tnd__opener *opener, bool *const *marks, struct name_list *missing)
+static void mark_named(struct tnd__opener *opener, struct tnd__part *const *part_of_file,
+		       bool *const *marks, struct name_list *missing)
 {
-	struct tnd__part *part = NULL;
-	const char *name, *last = "";
 	size_t place = 0;
-	json_t *value;
 
-	json_object_foreach(opener->index.weight_map, name, value)
-	{
-		const char *file = json_string_value(value);
+	for (size_t i = 0; i < opener->index.entry_count; i++) {
+		const struct tnd_tensor *entry = &opener->index.entries[i];
+		struct tnd__part *part = part_of_file[entry->file];
 
-		if (strcmp(file, last) != 0) {
-			part = find_part(opener, file);
-			place = 0;
-			last = file;
-		}
 		if (!part)
 			continue; /* a problem of its own, told already */
-		place = find_name(&part->header, name, place);
+		place = find_name(&part->header, entry->name, entry->name_bytes, place);
 		if (place < part->header.tensor_count)
 			marks[part - opener->parts][place++] = true;
 		else
-			list_name(missing, name, part->name);
+			list_name(missing, entry->name, entry->name_bytes, part->name);
 	}
 }
 
@@ -168,6 +157,7 @@ static void keep_marked(struct tnd__part *part, const bool *marks)
 static int apply_index(struct tnd__opener *opener)
 {
 	struct name_list missing = {0};
+	struct tnd__part **part_of_file;
 	size_t total = 0;
 	bool **marks, *all;
 	int rc;
@@ -176,7 +166,8 @@ static int apply_index(struct tnd__opener *opener)
 		total += opener->parts[i].header.tensor_count;
 	marks = tnd__checkpoint_alloc(opener->part_count * sizeof(*marks));
 	all = tnd__checkpoint_alloc(total);
-	if (!marks || !all) {
+	part_of_file = tnd__checkpoint_alloc(opener->index.file_count * sizeof(*part_of_file));
+	if (!marks || !all || !part_of_file) {
 		rc = tnd__opener_no_memory(opener);
 		goto out;
 	}
@@ -186,17 +177,19 @@ static int apply_index(struct tnd__opener *opener)
 		marks[i] = all + total;
 		total += opener->parts[i].header.tensor_count;
 	}
-	mark_named(opener, marks, &missing);
+	match_parts(opener, part_of_file);
+	mark_named(opener, part_of_file, marks, &missing);
 	for (size_t i = 0; i < opener->part_count; i++)
 		keep_marked(&opener->parts[i], marks[i]);
 	rc = tnd__opener_settle(
 		opener,
-		fail_list(opener, &missing, json_object_size(opener->index.weight_map),
+		fail_list(opener, &missing, opener->index.entry_count,
 			  "names that it lists are not in their files",
 			  "the index is of another version: get the matching one, or read the "
 			  "folder as it is (--ignore-index)"));
 out:
 	tnd__text_free(&missing.text);
+	free(part_of_file);
 	free(all);
 	free(marks);
 	return rc;
@@ -233,7 +226,6 @@ int tnd__open_indexed(struct tnd__opener *opener)
 	if (rc == 0)
 		rc = tnd__index_parse(text, bytes, opener->index_name, &opener->index,
 				      &opener->error);
-	free(text);
 	if (rc < 0)
 		return tnd__opener_settle(opener, rc);
 	rc = check_files_exist(opener);

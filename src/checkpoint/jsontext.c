@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * jsontext.c - a cursor over the JSON text of a safetensors header
+ * jsontext.c - a cursor over the JSON text of a header or an index
  *
  *   start           at                      end
  *     |  consumed    |  not yet looked at    |
@@ -9,7 +9,7 @@
  * names there. So nothing here looks back behind `at`.
  *
  * Strings: eight bytes at a time while none of them is a quote, a backslash, a control character or above 0x7f; only those
- * four are looked at singly. Failure: TND_E_FORMAT with the byte, cursor left where the refused thing begins.
+ * four are looked at singly. Failure: its code with the byte, cursor left where the refused thing begins.
  */
 #include <endian.h>
 #include <stdio.h>
@@ -50,12 +50,12 @@ int tnd__json_expected(struct tnd__json *json, const char *what)
 	char found[64];
 
 	if (at == json->end)
-		return tnd__json_fail(json, TND_E_FORMAT, at,
-				      "expected %s, found the end of the header", what);
+		return tnd__json_fail(json, json->code, at, "expected %s, found the end of %s",
+				      what, json->whole);
 	while (bytes < 24 && at + bytes < json->end && !strchr(",:]} \t\r\n", at[bytes]))
 		bytes++;
 	tnd__printable((const char *)at, bytes, found, sizeof(found));
-	return tnd__json_fail(json, TND_E_FORMAT, at, "expected %s, found `%s`", what, found);
+	return tnd__json_fail(json, json->code, at, "expected %s, found `%s`", what, found);
 }
 
 void tnd__json_space(struct tnd__json *json)
@@ -219,7 +219,7 @@ static unsigned char *unescape(struct tnd__json *json, unsigned char *in, unsign
 			      ? hex4(in + 8, json->end)
 			      : -1;
 		if (point >= 0xdc00 || low < 0xdc00 || low > 0xdfff) {
-			tnd__json_fail(json, TND_E_FORMAT, in,
+			tnd__json_fail(json, json->code, in,
 				       "expected a pair of surrogates, found a lone one, \\u%04x",
 				       (unsigned)point);
 			return NULL;
@@ -230,7 +230,7 @@ static unsigned char *unescape(struct tnd__json *json, unsigned char *in, unsign
 	*out += utf8_write((uint32_t)point, *out);
 	return in + used;
 refused:
-	tnd__json_fail(json, TND_E_FORMAT, in, "expected an escape of JSON after the backslash");
+	tnd__json_fail(json, json->code, in, "expected an escape of JSON after the backslash");
 	return NULL;
 }
 
@@ -249,7 +249,7 @@ int tnd__json_string(struct tnd__json *json, struct tnd__span *ret_span)
 		if (in < end && *in >= 0x80) {
 			bytes = utf8_bytes(in, (size_t)(end - in));
 			if (!bytes)
-				return tnd__json_fail(json, TND_E_FORMAT, in,
+				return tnd__json_fail(json, json->code, in,
 						      "expected UTF-8, found byte 0x%02x", *in);
 			in += bytes;
 		}
@@ -257,18 +257,18 @@ int tnd__json_string(struct tnd__json *json, struct tnd__span *ret_span)
 			memmove(out, from, (size_t)(in - from));
 		out += in - from;
 		if (in == end)
-			return tnd__json_fail(
-				json, TND_E_FORMAT, json->at,
-				"expected a string to end, found the end of the header");
+			return tnd__json_fail(json, json->code, json->at,
+					      "expected a string to end, found the end of %s",
+					      json->whole);
 		if (*in == '"')
 			break;
 		if (*in == '\\') {
 			in = unescape(json, in, &out);
 			if (!in)
-				return TND_E_FORMAT;
+				return json->code;
 		} else if (*in < 0x20) {
 			return tnd__json_fail(
-				json, TND_E_FORMAT, in,
+				json, json->code, in,
 				"control character 0x%02x in a string: it must be escaped", *in);
 		}
 	}
@@ -385,7 +385,7 @@ int tnd__json_skip(struct tnd__json *json)
 		}
 		if (json->at < json->end && (*json->at == '{' || *json->at == '[')) {
 			if (depth == TND__JSON_DEPTH_MAX)
-				return tnd__json_fail(json, TND_E_FORMAT, json->at,
+				return tnd__json_fail(json, json->code, json->at,
 						      "nesting deeper than %d in an ignored field",
 						      TND__JSON_DEPTH_MAX);
 			close[depth++] = *json->at++ == '{' ? '}' : ']';

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * jsontext.h - a cursor over the JSON text of a safetensors header
+ * jsontext.h - a cursor over the JSON text of a safetensors header or index
  *
  * Strict JSON (RFC 8259): UTF-8 is validated, escapes are decoded in place over their own source (a decoded string is never
  * longer), numbers are exact unsigned 64-bit integers, nothing recurses. Every refusal names the byte in the file.
@@ -17,7 +17,9 @@ struct tnd__json {
 	unsigned char *start, *at, *end;
 	uint64_t start_offset; /* of `start` in the file */
 	const char *file;
-	const char *name; /* tensor that is being read, or NULL */
+	const char *whole; /* what the text is, for messages: "the header" */
+	int code;          /* of refusals: TND_E_FORMAT, TND_E_INDEX */
+	const char *name;  /* tensor that is being read, or NULL */
 	size_t name_bytes;
 	struct tnd_error *error; /* nullable */
 };
@@ -31,7 +33,7 @@ struct tnd__span {
 int tnd__json_fail(struct tnd__json *json, int code, const unsigned char *at, const char *format,
 		   ...) __attribute__((format(printf, 4, 5)));
 
-/* TND_E_FORMAT: "expected `what`, found ..." with what stands at the cursor. */
+/* The cursor's code: "expected `what`, found ..." with what stands at the cursor. */
 int tnd__json_expected(struct tnd__json *json, const char *what);
 
 void tnd__json_space(struct tnd__json *json);
@@ -41,7 +43,7 @@ int tnd__json_take(struct tnd__json *json, unsigned char c, const char *what);
 
 /*
  * Moves to the next item of an array or object that `close` ends; `first` is true before the first call. Return: 1 and the
- * cursor at the item, 0 and the cursor behind `close`, or TND_E_FORMAT.
+ * cursor at the item, 0 and the cursor behind `close`, or a refusal.
  */
 int tnd__json_next(struct tnd__json *json, unsigned char close, bool *first);
 

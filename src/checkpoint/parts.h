@@ -7,8 +7,6 @@
 #ifndef TND_PARTS_H
 #define TND_PARTS_H
 
-#include <jansson.h>
-
 #include "header.h"
 
 /* -- one file (file.c) -- */
@@ -47,12 +45,16 @@ char *tnd__path_join(const char *folder, const char *name);
 /* -- index (index.c) -- */
 
 struct tnd__index {
-	json_t *document;
-	json_t *weight_map; /* name -> file, both checked; borrowed from the document */
-	const char **files; /* each once, in byte order; point into the document */
+	char *text; /* what names and files point into */
+	struct tnd_tensor
+		*entries; /* in the index's order; name, name_bytes and file alone are set */
+	size_t entry_count;
+	const char **files; /* each once, in byte order; entries[].file is a place in it */
 	size_t file_count;
 };
-int tnd__index_parse(const char *text, size_t bytes, const char *name, struct tnd__index *ret_index,
+
+/* `text`: from malloc(), transferred, on failure too. Return: 0, TND_E_INDEX, -ENOMEM. */
+int tnd__index_parse(char *text, size_t bytes, const char *name, struct tnd__index *ret_index,
 		     struct tnd_error *reterr);
 void tnd__index_free(struct tnd__index *index);
 
