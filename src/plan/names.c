@@ -219,30 +219,43 @@ static bool same_name(const struct tnd_tensor *tensor, const char *stem, size_t 
 	       memcmp(tensor->name, stem, stem_bytes) == 0;
 }
 
-/* A weight and its scale are neighbours in name order unless they are in different files. */
-static uint32_t find_sibling(const struct tnd__slicer *slicer,
-			     const struct tnd_checkpoint *checkpoint, uint32_t index,
-			     size_t stem_bytes, const char *end)
+static uint32_t look_around(const struct tnd__slicer *slicer, uint32_t at, const char *stem,
+			    size_t stem_bytes, const char *end, size_t end_bytes)
+{
+	for (uint32_t i = at < 4 ? 0 : at - 4; i < slicer->count && i <= at + 4; i++)
+		if (same_name(&slicer->tensors[i], stem, stem_bytes, end, end_bytes))
+			return i;
+	return TND__NO_INDEX;
+}
+
+/*
+ * A weight and its scale are neighbours in name order. If they are in different files, the next scale's weight is mostly near the last
+ * one's.
+ */
+static uint32_t find_sibling(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
+			     uint32_t index, size_t stem_bytes, const char *end)
 {
 	const struct tnd_tensor *tensor = &slicer->tensors[index], *found;
 	size_t end_bytes = strlen(end);
-	uint32_t from = index < 4 ? 0 : index - 4;
 	char text[512];
+	uint32_t near;
 
-	for (uint32_t i = from; i < slicer->count && i <= index + 4; i++)
-		if (same_name(&slicer->tensors[i], tensor->name, stem_bytes, end, end_bytes))
-			return i;
-	if (stem_bytes + end_bytes > sizeof(text))
-		return TND__NO_INDEX;
-	memcpy(text, tensor->name, stem_bytes);
-	memcpy(text + stem_bytes, end, end_bytes);
-	if (tnd_checkpoint_find(checkpoint, text, stem_bytes + end_bytes, &found) < 0)
-		return TND__NO_INDEX;
-	return (uint32_t)(found - slicer->tensors);
+	near = look_around(slicer, index, tensor->name, stem_bytes, end, end_bytes);
+	if (near == TND__NO_INDEX)
+		near = look_around(slicer, slicer->hint, tensor->name, stem_bytes, end, end_bytes);
+	if (near == TND__NO_INDEX && stem_bytes + end_bytes <= sizeof(text)) {
+		memcpy(text, tensor->name, stem_bytes);
+		memcpy(text + stem_bytes, end, end_bytes);
+		if (tnd_checkpoint_find(checkpoint, text, stem_bytes + end_bytes, &found) == 0)
+			near = (uint32_t)(found - slicer->tensors);
+	}
+	if (near != TND__NO_INDEX)
+		slicer->hint = near;
+	return near;
 }
 
-static uint32_t find_partner(const struct tnd__slicer *slicer,
-			     const struct tnd_checkpoint *checkpoint, uint32_t index)
+static uint32_t find_partner(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
+			     uint32_t index)
 {
 	const struct tnd_tensor *tensor = &slicer->tensors[index];
 	const struct tnd__name *name = &slicer->names[index];

@@ -120,6 +120,7 @@ struct tnd__slicer {
 	bool all_scales;
 	uint64_t experts[2]; /* target's, draft's; TND_EXPERTS_UNKNOWN */
 	uint64_t run_min_bytes;
+	uint32_t hint; /* where the last partner was found */
 	struct tnd__miss misses[TND__ROLE_COUNT][TND__REASON_COUNT];
 };
 

@@ -3,7 +3,8 @@
  * plan_budget.c - what a plan costs, and the slab size with which it fits
  *
  *   fixed   = metadata (checkpoint's tables, this plan) + bounce buffers + page cache in flight
- *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused
+ *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused; the capacity is raised to
+ *             that of the largest buffer if the budget has room for two
  *   least   = fixed + the most that is alive at once when each view is released before the next is taken
  *
  * A default slab size is halved until that fits; a given one is taken as it is.
@@ -53,10 +54,10 @@ static void fixed_costs(struct tnd_plan *plan)
 	totals->budget_bytes = budget;
 }
 
+/* The pool's rule: all that fits into the capacity gets a buffer of it. */
 static uint64_t charge_of(const struct tnd_plan *plan, const struct tnd_plan_slab *slab)
 {
-	return slab->flags & TND_ITEM_F_OVERSIZED ? tnd__round_up(slab->bytes, TND__PAGE)
-						  : plan->totals.slab_capacity_bytes;
+	return TND__MAX(tnd__round_up(slab->bytes, TND__PAGE), plan->totals.slab_capacity_bytes);
 }
 
 static uint64_t beside(const struct tnd_plan *plan)
@@ -180,6 +181,22 @@ static int refuse_oversized(const struct tnd_plan *plan, struct tnd_error *reter
 	return 0;
 }
 
+/*
+ * One size of buffer for all, oversized ones included, where two of it fit: then each is reused for any other, and the load does not pay for
+ * fresh memory again and again. Not with a buffer per tensor, whose sizes are far apart.
+ */
+static void unify_capacity(struct tnd_plan *plan)
+{
+	uint64_t common = plan->totals.slab_capacity_bytes;
+
+	if (!plan->choice.slab_bytes)
+		return;
+	for (size_t i = 0; i < plan->slab_count; i++)
+		common = TND__MAX(common, tnd__round_up(plan->slabs[i].bytes, TND__PAGE));
+	if (common <= (plan->choice.budget_bytes - plan->totals.fixed_bytes) / 2)
+		plan->totals.slab_capacity_bytes = common;
+}
+
 static void sum_up(struct tnd_plan *plan)
 {
 	struct tnd_plan_totals *totals = &plan->totals;
@@ -267,7 +284,9 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 		choice->slab_bytes /= 2;
 	}
 	free(whole);
-	if (rc == 0)
+	if (rc == 0) {
+		unify_capacity(plan);
 		sum_up(plan);
+	}
 	return rc;
 }

@@ -402,6 +402,46 @@ static void images_join(void **state)
 	tnd_plan_close(plan);
 }
 
+/* 5,000 bytes that nobody needs are never read, wherever blocks begin; 90 are where they share a block. */
+static void gaps(void **state)
+{
+	static const char *const names[] = {"a", "c", "e"};
+
+	(void)state;
+	for (unsigned pad = 0; pad < 4096; pad += 256) {
+		struct shapes *own = shapes_folder();
+		struct tnd_plan_opts opts = planning_opts(0, 0, TND_PACKING_FILE);
+		const struct tnd_plan_image *images;
+		struct tnd_checkpoint *opened;
+		const struct tnd_plan_item *a, *c;
+		struct tnd_plan *plan;
+		bool joined;
+
+		shapes_begin(own, "m.safetensors");
+		shapes_add(own, "U8", "3000", "a");
+		shapes_add(own, "U8", "90", "b");
+		shapes_add(own, "U8", "3000", "c");
+		shapes_add(own, "U8", "5000", "d");
+		shapes_add(own, "U8", "3000", "e");
+		shapes_pad(own, pad);
+		shapes_end(own);
+		opened = planning_open(shapes_path(own));
+		opts.flags = TND_PLAN_F_NAMES;
+		opts.names = names;
+		opts.name_count = 3;
+		plan = planning_make(opened, NULL, &opts);
+		a = planning_item(plan, "a");
+		c = planning_item(plan, "c");
+		joined = (a->file_offset + 2999) / 4096 == c->file_offset / 4096 ||
+			 a->file_offset + 3000 == c->file_offset;
+		assert_int_equal(tnd_plan_images(plan, 0, &images), joined ? 2 : 3);
+		play(plan);
+		tnd_plan_close(plan);
+		tnd_checkpoint_close(opened);
+		shapes_remove(own);
+	}
+}
+
 static void pieces(void **state)
 {
 	static const uint64_t budgets[] = {2500 << 10, 4 << 20, 6 << 20};
@@ -510,9 +550,10 @@ static void large_plans(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(small_plans),      cmocka_unit_test(alignment),
-		cmocka_unit_test(images_join),      cmocka_unit_test(pieces),
-		cmocka_unit_test(narrow_in_pieces), cmocka_unit_test(large_plans),
+		cmocka_unit_test(small_plans), cmocka_unit_test(alignment),
+		cmocka_unit_test(images_join), cmocka_unit_test(gaps),
+		cmocka_unit_test(pieces),      cmocka_unit_test(narrow_in_pieces),
+		cmocka_unit_test(large_plans),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -177,13 +177,16 @@ static void rows_of_the_table(void **state)
 	tnd_plan_close(plan);
 }
 
-static void gpt_oss_ranks(void **state)
+static void shared_and_short(void **state)
 {
 	/* rank 2 has the short block: s = 128, e = 160. */
 	struct tnd_plan *plan = plan_all(4, 1, 2, TND_SLICE_ALL);
 	const struct tnd_plan_item *item;
 
 	(void)state;
+	/* Neighbours share a key head: ranks 0 and 1 the first, 2 and 3 the second. */
+	item = planning_item(plan, "model.layers.0.self_attn.k_proj.weight");
+	assert_int_equal(item->start, 16);
 	item = planning_item(plan, "model.layers.6.mlp.experts.gate_up_proj_blocks");
 	assert_int_equal(item->start, 256);
 	assert_int_equal(item->length, 64);
@@ -554,7 +557,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rows_of_the_table),
-		cmocka_unit_test(gpt_oss_ranks),
+		cmocka_unit_test(shared_and_short),
 		cmocka_unit_test(ranks_cover_every_byte),
 		cmocka_unit_test(policy_experts),
 		cmocka_unit_test(fused_experts_under_ep),
