@@ -252,10 +252,8 @@ static struct tnd__buffer *buffer_create(struct tnd_load *load, size_t index, st
 	buffer->flow = load->flow;
 	buffer->slab = slab;
 	buffer->data = tnd_slab_data(slab);
-	buffer->charge_bytes = tnd__round_up(
-		TND__MAX(bytes,
-			 bytes <= load->totals.slab_bytes ? load->totals.slab_capacity_bytes : 0),
-		TND__PAGE);
+	buffer->charge_bytes =
+		TND__MAX(tnd__round_up(bytes, TND__PAGE), load->totals.slab_capacity_bytes);
 	buffer->undelivered = load->slabs[index].item_count;
 	tnd__flow_ref(load->flow);
 	pthread_mutex_lock(&load->flow->lock);
