@@ -164,7 +164,7 @@ struct tnd_plan_totals {
 	uint64_t slab_bytes;     /* size limit of a slab, 0 with TND_SLAB_NONE */
 	uint64_t slab_bytes_max; /* largest buffer */
 	uint64_t
-		slab_capacity_bytes; /* what a slab is charged: room for the largest that is not oversized; oversized ones their own size */
+		slab_capacity_bytes; /* what every buffer of up to this size is charged; larger ones their own size */
 	uint64_t budget_bytes;
 	uint64_t fixed_bytes;    /* metadata and I/O window: charged from open to close */
 	uint64_t metadata_bytes; /* headers, tables and this plan */
