@@ -57,6 +57,8 @@ def layout():
 
 
 class Structs(unittest.TestCase):
+    maxDiff = None
+
     def test_the_parser_sees_fields(self):
         body = " uint64_t a, b;\n int (*call)(void *arg);\n char text[256];\n const char *const *list; "
         self.assertEqual(fields(body), ["a", "b", "call", "text", "list"])

@@ -2,14 +2,14 @@
 /*
  * dump.c - what a load really delivered, tensor by tensor
  *
- *   dump PATH < loads        one line a load: tp ep rank phase slice packing slab engine direct mode budget
+ *   dump PATH < loads        one line a load: tp ep rank phase slice packing slab engine direct mode budget held
  *
  * phase, slice, packing, engine and direct are the numbers of the TND_ constants; slab and budget are bytes (slab -1: a buffer
  * for each tensor); mode is view, own or shared. For each load: a line "load LINE", for each tensor in order of delivery
  *
  *   name TAB dim TAB start TAB length TAB kept bytes TAB XXH3-64 of the kept bytes, pieces together
  *
- * and "end CODE-NAME" with the sentence of the error, if any. Each view is held while the next HELD ones are delivered and is hashed
+ * and "end CODE-NAME" with the sentence of the error, if any. Each view is held while the next `held` ones (below HELD_MAX) are delivered and is hashed
  * only then, so that a slab that is reused too early shows. Uses nothing but the public headers.
  */
 #include <inttypes.h>
@@ -19,25 +19,26 @@
 #include <tundish/tundish.h>
 #include <xxhash.h>
 
-#define HELD 5
+#define HELD_MAX 8
 
 struct ask {
 	uint32_t tp, ep, rank, phase, slice, packing, engine, direct;
 	int64_t slab;
 	uint64_t budget;
+	uint32_t held;
 	char mode[16];
 };
 
 struct ring {
-	struct tnd_view views[HELD];
-	unsigned long taken, hashed;
+	struct tnd_view views[HELD_MAX];
+	unsigned long taken, hashed, held;
 	XXH3_state_t *hash;
 	int broken; /* pieces that do not follow each other, a place that is not aligned */
 };
 
 static void hash_oldest(struct ring *ring)
 {
-	struct tnd_view *view = &ring->views[ring->hashed++ % HELD];
+	struct tnd_view *view = &ring->views[ring->hashed++ % HELD_MAX];
 
 	if (view->piece_offset == 0)
 		XXH3_64bits_reset(ring->hash);
@@ -58,9 +59,9 @@ static int deliver(struct tnd_load *load, struct ring *ring, struct tnd_error *e
 	int rc;
 
 	for (;;) {
-		if (ring->taken - ring->hashed == HELD)
+		if (ring->taken - ring->hashed > ring->held)
 			hash_oldest(ring);
-		rc = tnd_load_next(load, &ring->views[ring->taken % HELD], error);
+		rc = tnd_load_next(load, &ring->views[ring->taken % HELD_MAX], error);
 		if (rc != 1)
 			break;
 		ring->taken++;
@@ -94,7 +95,7 @@ static int run(struct tnd_checkpoint *checkpoint, const struct ask *ask, struct 
 					  .flags = mode_flags(ask->mode),
 					  .engine = ask->engine,
 					  .direct = ask->direct};
-	struct ring ring = {.hash = XXH3_createState()};
+	struct ring ring = {.hash = XXH3_createState(), .held = ask->held};
 	struct tnd_plan *plan = NULL;
 	struct tnd_load *load = NULL;
 	int rc = ring.hash ? 0 : -12, end;
@@ -136,9 +137,11 @@ int main(int argc, char **argv)
 	while (fgets(line, sizeof(line), stdin)) {
 		if (sscanf(line,
 			   "%" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32
-			   " %" SCNd64 " %" SCNu32 " %" SCNu32 " %15s %" SCNu64,
+			   " %" SCNd64 " %" SCNu32 " %" SCNu32 " %15s %" SCNu64 " %" SCNu32,
 			   &ask.tp, &ask.ep, &ask.rank, &ask.phase, &ask.slice, &ask.packing,
-			   &ask.slab, &ask.engine, &ask.direct, ask.mode, &ask.budget) != 11) {
+			   &ask.slab, &ask.engine, &ask.direct, ask.mode, &ask.budget,
+			   &ask.held) != 12 ||
+		    ask.held >= HELD_MAX) {
 			fprintf(stderr, "dump: not a load: %s", line);
 			return 2;
 		}
