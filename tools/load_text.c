@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What a process may grow by beyond its budget: stacks, the allocator, the page tables of what it touches. */
+#define RANK_SLACK (UINT64_C(32) << 20)
+
 static int print_ranks(const struct load_node *node)
 {
 	static const char *const heads[] = {"RANK",    "TENSORS", "KEPT",    "READ",
@@ -109,11 +112,13 @@ static void print_memory(const struct load_node *node)
 	}
 	printf("memory   %s charged at most, of a budget of %s\n", tnd_size_format(charged, a),
 	       tnd_size_format(load_budget_bytes(node), b));
-	printf("         %s resident, ", tnd_size_format(resident, a));
+	printf("         %s resident and ", tnd_size_format(resident, a));
 	if (cache_known)
 		printf("%s of page cache more than before\n", tnd_size_format(cache, a));
 	else
-		printf("page cache unknown (the kernel does not say)\n");
+		printf("page cache that the kernel does not tell\n");
+	printf("         (bound: the budget and 32 MiB a rank, %s)\n",
+	       tnd_size_format(load_budget_bytes(node) + node->count * RANK_SLACK, b));
 }
 
 int load_print(const struct load_node *node)

@@ -35,8 +35,9 @@ class Processes(Command):
         """Its ranks, once it is in full run."""
         load.wait_for_bytes()
         ranks = children(load.process.pid)
+        load.ranks = ranks
         self.assertEqual(len(ranks), RANKS)
-        return ranks
+        return list(ranks)
 
     def assert_gone(self, ranks):
         self.assertTrue(wait_until(lambda: not any(alive(pid) for pid in ranks)), ranks)
@@ -54,6 +55,8 @@ class Processes(Command):
         self.assertEqual((found["ok"], found["error"]["code"]), (False, "TND_E_CANCELLED"))
         self.assertEqual(len(found["ranks"]), RANKS)
         self.assertIn("interrupted", err)
+        # Cancelled ranks report what they did; killed ones could not.
+        self.assertTrue(any(rank["io_threads"] for rank in found["ranks"]))
         with open(self.path("report")) as file:
             self.assertEqual(json.load(file), found)
 

@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -86,6 +87,7 @@ class Load:
     """A load of a sparse checkpoint that takes minutes if nobody ends it; `with` sees that somebody does."""
 
     def __init__(self, path, *arguments, **options):
+        self.ranks = []  # known to have been started
         self.lines, end = os.pipe()
         os.set_inheritable(end, True)
         self.process = subprocess.Popen([TUNDISH, "load", path, "--progress-fd", str(end), *arguments],
@@ -110,6 +112,11 @@ class Load:
 
     def __exit__(self, *_):
         os.close(self.lines)
+        # A test that failed may have found ranks that do not end by themselves; they would hold standard error open.
         if self.process.poll() is None:
+            self.ranks += children(self.process.pid)
             self.process.kill()
+        for pid in self.ranks:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
         self.process.communicate()
