@@ -35,7 +35,7 @@ static void name_input(int number)
 static int run_file(const char *path)
 {
 	FILE *file = fopen(path, "re");
-	struct stat stat_;
+	struct stat stat_ = {0}; /* MemorySanitizer does not see fstat() write it */
 	uint8_t *data = NULL, *copy;
 	int rc = -1;
 

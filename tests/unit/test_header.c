@@ -125,6 +125,7 @@ static const struct row rows[] = {
 	{NAMED("\\ud83d\\ude00"), 1, 0, {0}, 0, 0},
 	{NAMED("\\ud83d"), 1, TND_E_FORMAT, {"surrogate"}, 0, 0},
 	{NAMED("\\ude00\\ud83d"), 1, TND_E_FORMAT, {"surrogate"}, 0, 0},
+	{NAMED("\\ude00\\ude00"), 1, TND_E_FORMAT, {"surrogate"}, 0, 0},
 	{NAMED("\\ud83d\\u0041"), 1, TND_E_FORMAT, {"surrogate"}, 0, 0},
 	{NAMED("\\u12"), 1, TND_E_FORMAT, {"escape"}, 0, 0},
 	{NAMED("\xc3\xa9\xe4\xb8\xad\xf0\x9f\x98\x80"), 1, 0, {0}, 0, 0},
