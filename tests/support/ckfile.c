@@ -7,16 +7,37 @@
 #include <string.h>
 #include <unistd.h>
 
-unsigned char ck_byte(const char *name, uint64_t at)
+static uint64_t seed_of(const char *name)
 {
-	uint64_t mix = 1469598103934665603u;
+	uint64_t seed = 1469598103934665603u;
 
 	for (; *name; name++)
-		mix = (mix ^ (unsigned char)*name) * 1099511628211u;
-	mix += (at / 8) * 0x9e3779b97f4a7c15u;
-	mix ^= mix >> 29;
-	mix *= 0xbf58476d1ce4e5b9u;
-	return (unsigned char)(mix >> (8 * (at % 8)));
+		seed = (seed ^ (unsigned char)*name) * 1099511628211u;
+	return seed;
+}
+
+static uint64_t word_at(uint64_t seed, uint64_t index)
+{
+	seed += index * 0x9e3779b97f4a7c15u;
+	seed ^= seed >> 29;
+	return seed * 0xbf58476d1ce4e5b9u;
+}
+
+unsigned char ck_byte(const char *name, uint64_t at)
+{
+	return (unsigned char)(word_at(seed_of(name), at / 8) >> (8 * (at % 8)));
+}
+
+/* The first `bytes` of tensor `name`, little-endian words; room for 7 more. */
+static void fill(const char *name, unsigned char *data, uint64_t bytes)
+{
+	uint64_t seed = seed_of(name);
+
+	for (uint64_t b = 0; b < bytes; b += 8) {
+		uint64_t word = word_at(seed, b / 8);
+
+		memcpy(data + b, &word, sizeof(word));
+	}
 }
 
 static void require(int ok, const char *what)
@@ -55,11 +76,10 @@ void ck_write(const char *path, const struct ck_tensor *tensors, size_t count, c
 			fwrite(header, 1, header_bytes, file) == header_bytes,
 		path);
 	for (size_t i = 0; i < count; i++) {
-		unsigned char *data = malloc(tensors[i].bytes + 1);
+		unsigned char *data = malloc(tensors[i].bytes + 8);
 
 		require(data != NULL, "malloc");
-		for (uint64_t b = 0; b < tensors[i].bytes; b++)
-			data[b] = ck_byte(tensors[i].name, b);
+		fill(tensors[i].name, data, tensors[i].bytes);
 		require(fwrite(data, 1, tensors[i].bytes, file) == tensors[i].bytes, path);
 		free(data);
 	}
