@@ -55,7 +55,8 @@ class Cache(harness.ProcTest):
                     report = self.unchanged(kind, *args)
                     states = {file["cache"] for file in report["ranks"][0]["files"]}
                     self.assertLessEqual(states, {"cold", "warm", "mixed"})
-                    if kind != "mixed":
+                    # One rank may see what another has just brought in.
+                    if kind != "mixed" and "--tp" not in args:
                         self.assertEqual(states, {kind})
 
     def test_keep_cache(self):

