@@ -134,7 +134,10 @@ TND_API int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view,
 /* Ends the hold on a view's bytes, also after close. Blocking: never. A released view is zeroed. */
 TND_API void tnd_view_release(struct tnd_view *view);
 
-/* Own delivery: takes the view's memory over from it (page-aligned, `bytes` long, munmap). Return: 0, TND_E_INVALID (not own, or the caller's already). */
+/*
+ * Own delivery: takes the view's memory over from it, aligned to 64 bytes, `bytes` long; tnd_own_free() frees it with the same
+ * map_bytes. Return: 0, TND_E_INVALID (not own, or the caller's already).
+ */
 TND_API int tnd_view_take(struct tnd_view *view, void **ret_memory, uint64_t *ret_map_bytes);
 
 /* Ends the load soon, from any thread or signal-safe context; next() returns TND_E_CANCELLED. */

@@ -90,7 +90,7 @@ TND_API void tnd_slab_pool_close(struct tnd_slab_pool *pool);
  * that are too small are given up when the budget needs it. Contents are undefined.
  * `file`: shown in escape reports, copied, nullable. `opts`: how the charge waits, nullable, borrowed for the call. A slab that
  * comes back to the pool while this waits for the budget is taken.
- * Blocking: may sleep. Return: 0, what tnd_budget_charge returns, -ENOMEM, -EMFILE (shared).
+ * Blocking: may sleep. Return: 0, what tnd_budget_charge returns, -ENOMEM, -EMFILE (shared), -EFBIG (shared, RLIMIT_FSIZE).
  */
 TND_API int tnd_slab_acquire(struct tnd_slab_pool *pool, uint64_t bytes, const char *file,
 			     const struct tnd_charge_opts *opts, struct tnd_slab **ret_slab);
@@ -125,6 +125,12 @@ TND_API int tnd_slab_pool_stats(struct tnd_slab_pool *pool, struct tnd_slab_stat
 
 /* Peaks become what is live; counters stay. */
 TND_API void tnd_slab_pool_reset_peaks(struct tnd_slab_pool *pool);
+
+/*
+ * Frees memory that tnd_view_take() handed over; both values as it gave them. NULL is allowed. Here and not with the load because it
+ * outlives it. Threads: MT-safe. Blocking: never.
+ */
+TND_API void tnd_own_free(void *memory, uint64_t map_bytes);
 
 #ifdef __cplusplus
 }

@@ -194,11 +194,13 @@ static bool must_copy(const struct tnd_load *load, const struct tnd_plan_item *i
 static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,
 		    struct tnd__hold *hold, struct tnd_view *view)
 {
-	int rc = tnd__map_own(item->kept_bytes, &hold->own, &hold->own_map_bytes);
+	int rc = tnd__own_make(item->kept_bytes, &hold->own, &hold->own_map_bytes);
+
 	if (rc < 0)
 		return rc;
+	hold->own_bytes = item->kept_bytes;
 	memcpy(hold->own, data, item->kept_bytes);
-	tnd_load_consumer_bytes(load, (int64_t)hold->own_map_bytes);
+	tnd_load_consumer_bytes(load, (int64_t)item->kept_bytes);
 	view->data = hold->own;
 	return 0;
 }
@@ -217,12 +219,12 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, c
 			load->opts.place ? load->opts.place(load->opts.place_arg, item) : NULL;
 		load->gather_placed = load->gather != NULL;
 		rc = load->gather ? 0
-				  : tnd__map_own(item->slice_bytes, &load->gather,
-						 &load->gather_map_bytes);
+				  : tnd__own_make(item->slice_bytes, &load->gather,
+						  &load->gather_map_bytes);
 		if (rc < 0)
 			return rc;
 		if (!load->gather_placed)
-			tnd_load_consumer_bytes(load, (int64_t)load->gather_map_bytes);
+			tnd_load_consumer_bytes(load, (int64_t)item->slice_bytes);
 	}
 	memcpy((char *)load->gather + item->piece_offset, data, item->kept_bytes);
 	if (!(view->flags & TND_VIEW_F_LAST))
@@ -233,6 +235,7 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, c
 	view->flags = TND_VIEW_F_OWN | TND_VIEW_F_LAST;
 	if (!load->gather_placed) {
 		hold->own = load->gather;
+		hold->own_bytes = item->slice_bytes;
 		hold->own_map_bytes = load->gather_map_bytes;
 	}
 	load->gather = NULL;

@@ -95,8 +95,10 @@ void tnd_view_release(struct tnd_view *view)
 	}
 	flow = hold->flow;
 	tnd_lease_release(hold->lease);
-	if (hold->own)
-		tnd__unmap_own(hold->own, hold->own_map_bytes);
+	if (hold->own) {
+		tnd_own_free(hold->own, hold->own_map_bytes);
+		atomic_fetch_sub(&flow->consumer_bytes, (int64_t)hold->own_bytes);
+	}
 	if (hold->buffer) {
 		pthread_mutex_lock(&flow->lock);
 		last = buffer_drop_view(hold->buffer);

@@ -232,7 +232,7 @@ void tnd_load_cancel(struct tnd_load *load)
 
 void tnd_load_consumer_bytes(struct tnd_load *load, int64_t delta)
 {
-	atomic_fetch_add(&load->consumer_bytes, delta);
+	atomic_fetch_add(&load->flow->consumer_bytes, delta);
 }
 
 /* -- end -- */
@@ -265,7 +265,7 @@ static void drop_undelivered(struct tnd_load *load)
 			tnd__buffer_finish(buffer);
 	}
 	if (load->gather && !load->gather_placed)
-		tnd__unmap_own(load->gather, load->gather_map_bytes);
+		tnd_own_free(load->gather, load->gather_map_bytes);
 	load->gather = NULL;
 }
 

@@ -46,6 +46,8 @@ struct tnd__flow {
 		feeder; /* something was delivered or released: looked at only by who waits to be alone */
 	pthread_cond_t consumer; /* an item is ready, an error is set, the feeder waits */
 	_Atomic uint32_t refs;
+	_Atomic int64_t
+		consumer_bytes; /* memory that is the consumer's: told, or made for views that are out or taken */
 	/* all below: lock */
 	uint64_t held_views;
 	uint64_t held_bytes; /* charge of buffers with views out */
@@ -73,7 +75,7 @@ struct tnd__hold {
 	struct tnd__buffer *buffer; /* NULL for memory of its own */
 	struct tnd_lease *lease;
 	void *own; /* mapping to be unmapped, or NULL */
-	uint64_t own_map_bytes;
+	uint64_t own_bytes, own_map_bytes;
 	uint64_t shape_bytes;
 	uint64_t words[]; /* shape, then the name */
 };
@@ -159,7 +161,6 @@ struct tnd_load {
 
 	/* figures; flow lock unless atomic */
 	struct tnd_load_stats stats;
-	_Atomic int64_t consumer_bytes;
 	_Atomic uint64_t gather_ns;
 	int64_t opened_ns, ended_ns;
 	uint64_t private_before;

@@ -90,7 +90,7 @@ void tnd__sample(struct tnd_load *load, bool force)
 		return;
 	cache = due(&load->cache_sampled_ns, now, TND__CACHE_SAMPLE_NS, force);
 	growth = (int64_t)private_bytes() - (int64_t)load->private_before -
-		 atomic_load(&load->consumer_bytes);
+		 atomic_load(&load->flow->consumer_bytes);
 	pthread_mutex_lock(&load->flow->lock);
 	if (growth > 0 && (uint64_t)growth > load->resident_peak)
 		load->resident_peak = (uint64_t)growth;

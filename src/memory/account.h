@@ -41,7 +41,6 @@ struct tnd_budget {
 	struct tnd__link queue;
 	uint64_t refs;
 	uint64_t queued_bytes;
-	uint64_t standing_bytes;
 	uint64_t
 		wake_count; /* of tnd_budget_wake(): closes the gap between `cancelled` and sleeping */
 	struct tnd_budget_stats stats;

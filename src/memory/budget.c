@@ -35,7 +35,7 @@ static bool fits(const struct tnd_budget *budget, uint64_t bytes)
 	const struct tnd_budget_stats *now = &budget->stats;
 
 	if (bytes > now->bound_bytes)
-		return now->charged_bytes <= budget->standing_bytes;
+		return !now->charged_bytes;
 	return now->charged_bytes <= now->bound_bytes &&
 	       bytes <= now->bound_bytes - now->charged_bytes;
 }
@@ -135,14 +135,6 @@ void tnd__budget_unref(struct tnd_budget *budget)
 void tnd_budget_close(struct tnd_budget *budget)
 {
 	tnd__budget_unref(budget);
-}
-
-void tnd__budget_standing(struct tnd_budget *budget, int64_t delta)
-{
-	pthread_mutex_lock(&budget->lock);
-	budget->standing_bytes += (uint64_t)delta;
-	grant(budget);
-	pthread_mutex_unlock(&budget->lock);
 }
 
 int tnd__charge_opts_check(const struct tnd_charge_opts *opts)

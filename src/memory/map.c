@@ -20,6 +20,13 @@
 
 #include "pool.h"
 
+/*
+ * Memory that leaves with a tensor: a mapping of its own from here up. A model of 100,000 small tensors would run into the kernel's limit of
+ * mappings (vm.max_map_count, 65,530), and pay a system call and a page for each.
+ */
+#define OWN_MAP_LEAST TND__KIB(64)
+#define OWN_ALIGN 64
+
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -154,25 +161,34 @@ close_fd:
 	return -ENOMEM;
 }
 
-int tnd__map_own(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
+int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
 {
 	static const struct tnd__map_how how = {.numa = TND_NUMA_AUTO};
-	uint64_t map_bytes;
-	int fd, rc;
+	int fd;
 
 	if (!bytes)
 		return TND_E_INVALID;
 	if (bytes > UINT64_MAX / 4)
 		return -ENOMEM;
-	map_bytes = tnd__round_up(bytes, TND__PAGE);
-	rc = tnd__map(map_bytes, &how, ret_data, &fd);
-	if (rc == 0)
-		*ret_map_bytes = map_bytes;
-	return rc;
+	if (bytes < OWN_MAP_LEAST) {
+		void *data = tnd__failpoint("mem.alloc") < 0
+				     ? NULL
+				     : aligned_alloc(OWN_ALIGN, tnd__round_up(bytes, OWN_ALIGN));
+
+		if (!data)
+			return -ENOMEM;
+		*ret_data = data;
+		*ret_map_bytes = 0;
+		return 0;
+	}
+	*ret_map_bytes = tnd__round_up(bytes, TND__PAGE);
+	return tnd__map(*ret_map_bytes, &how, ret_data, &fd);
 }
 
-void tnd__unmap_own(void *data, uint64_t map_bytes)
+void tnd_own_free(void *memory, uint64_t map_bytes)
 {
-	if (data)
-		munmap(data, map_bytes);
+	if (memory && map_bytes)
+		munmap(memory, map_bytes);
+	else
+		free(memory);
 }

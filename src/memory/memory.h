@@ -70,21 +70,7 @@ static inline void *tnd__mem_alloc(size_t bytes)
 struct tnd_budget *tnd__budget_ref(struct tnd_budget *budget);
 void tnd__budget_unref(struct tnd_budget *budget);
 
-/*
- * Of what is charged, `delta` bytes more (or fewer) stay for the whole life of their owner: metadata, rings. A charge that waits to be alone
- * (TND_CHARGE_F_ALONE) does not wait for them.
- */
-void tnd__budget_standing(struct tnd_budget *budget, int64_t delta);
-
 /* -- slabs (slab.c, lease.c) -- */
-
-struct tnd_budget *tnd__slab_pool_budget(const struct tnd_slab_pool *pool);
-
-/*
- * `fn` is called, without a lock, each time a slab comes back or a lease ends. NULL: no more. Returns when no older callback is
- * running, as tnd_slab_pool_close() does; so neither may be called from one.
- */
-void tnd__slab_pool_on_idle(struct tnd_slab_pool *pool, void (*fn)(void *arg), void *arg);
 
 /* "a, b, c and 12 more": held names for a log line, at most 8 of them, cut to fit. Return: leases out. */
 size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_bytes);
@@ -104,11 +90,13 @@ int tnd__lease_acquire_sized(struct tnd_slab *slab, const char *name, size_t nam
 void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
 #endif
 
-/* -- mappings that are not slabs (map.c) -- */
+/* -- memory that leaves with a tensor (map.c) -- */
 
-/* Zeroed, page aligned, on huge pages where it pays, not charged. Return: 0, -ENOMEM. */
-int tnd__map_own(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
-void tnd__unmap_own(void *data, uint64_t map_bytes);
+/*
+ * Aligned to 64 bytes, contents undefined, not charged; from 64 KiB up a mapping, on huge pages where it pays. Goes back by
+ * tnd_own_free(). Return: 0, -ENOMEM, TND_E_INVALID (0 bytes).
+ */
+int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
 
 /* -- host (host.c, memlog.c) -- */
 

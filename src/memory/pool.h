@@ -44,20 +44,16 @@ struct tnd_lease {
 /* Lives until the handle is closed and the last mapping is gone. */
 struct tnd_slab_pool {
 	pthread_mutex_t lock;
-	pthread_cond_t callbacks_done;
 	struct tnd_budget *budget; /* nullable */
 	struct tnd__reclaimer reclaimer;
 	struct tnd__map_how how;
 	uint64_t slab_bytes, standard_bytes; /* as asked, rounded up */
 	uint64_t refs;
-	uint64_t callbacks; /* running now */
 	bool closed;
 	bool charge_leases;
 	struct tnd__link live;
 	struct tnd__link idle; /* newest first: its pages are the warmest */
 	struct tnd__link waiters;
-	void (*on_idle)(void *arg);
-	void *on_idle_arg;
 	struct tnd_slab_stats stats;
 };
 

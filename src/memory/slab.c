@@ -16,7 +16,7 @@
  * his ticket is taken out, his thread wakes, no charge changes hands. Otherwise, if anybody waits, it is unmapped, so that its
  * bytes serve whoever is first. So nothing overtakes, and nobody starves on memory that lies idle.
  *
- * Invariant: a mapping is charged before mmap and refunded after munmap. Maps, unmaps and callbacks run without the lock.
+ * Invariant: a mapping is charged before mmap and refunded after munmap. Maps and unmaps run without the lock.
  */
 #include <errno.h>
 #include <string.h>
@@ -41,7 +41,6 @@ static void unref_locked(struct tnd_slab_pool *pool)
 	if (left)
 		return;
 	tnd__budget_unref(pool->budget);
-	pthread_cond_destroy(&pool->callbacks_done);
 	pthread_mutex_destroy(&pool->lock);
 	free(pool);
 }
@@ -124,7 +123,6 @@ int tnd_slab_pool_create(const struct tnd_slab_pool_opts *opts, struct tnd_slab_
 	if (!pool)
 		return -ENOMEM;
 	pthread_mutex_init(&pool->lock, NULL);
-	pthread_cond_init(&pool->callbacks_done, NULL);
 	tnd__link_init(&pool->live);
 	tnd__link_init(&pool->idle);
 	tnd__link_init(&pool->waiters);
@@ -149,28 +147,12 @@ void tnd_slab_pool_close(struct tnd_slab_pool *pool)
 		return;
 	if (pool->budget)
 		tnd__reclaimer_remove(pool->budget, &pool->reclaimer);
-	tnd__slab_pool_on_idle(pool, NULL, NULL);
 	pthread_mutex_lock(&pool->lock);
 	pool->closed = true;
 	pthread_mutex_unlock(&pool->lock);
 	give_up(pool, UINT64_MAX);
 	pthread_mutex_lock(&pool->lock);
 	unref_locked(pool);
-}
-
-struct tnd_budget *tnd__slab_pool_budget(const struct tnd_slab_pool *pool)
-{
-	return pool->budget;
-}
-
-void tnd__slab_pool_on_idle(struct tnd_slab_pool *pool, void (*fn)(void *arg), void *arg)
-{
-	pthread_mutex_lock(&pool->lock);
-	pool->on_idle = fn;
-	pool->on_idle_arg = arg;
-	while (pool->callbacks)
-		pthread_cond_wait(&pool->callbacks_done, &pool->lock);
-	pthread_mutex_unlock(&pool->lock);
 }
 
 static bool is_standard(const struct tnd_slab_pool *pool, uint64_t bytes)
@@ -361,50 +343,35 @@ static bool put_back(struct tnd_slab_pool *pool, struct tnd_slab *slab)
 	return false;
 }
 
-/* Under naive accounting (a test's control) a lease's own bytes are refunded at its end. Return: how many. */
-static uint64_t naive_refund(struct tnd_slab_pool *pool, struct tnd_slab *slab, uint64_t bytes)
+/* Under naive accounting (a test's control) a lease's own bytes are refunded at its end. Under the lock, which keeps the pool. */
+static void naive_refund(struct tnd_slab_pool *pool, struct tnd_slab *slab, uint64_t bytes)
 {
 	if (!pool->charge_leases || !pool->budget)
-		return 0;
+		return;
 	bytes = TND__MIN(bytes, slab->charge);
 	slab->charge -= bytes;
-	return bytes;
+	tnd_budget_refund(pool->budget, bytes);
 }
 
 void tnd__slab_drop(struct tnd_slab *slab, struct tnd_lease *lease)
 {
 	struct tnd_slab_pool *pool = slab->pool;
-	uint64_t refund = 0;
 	bool gone = false;
-	void (*call)(void *arg);
-	void *arg;
 
 	pthread_mutex_lock(&pool->lock);
-	pool->refs++;
 	if (lease) {
 		tnd__link_remove(&lease->link);
 		pool->stats.leases--;
-		refund = naive_refund(pool, slab, lease->bytes);
+		naive_refund(pool, slab, lease->bytes);
 	}
 	if (--slab->holds == 0)
 		gone = put_back(pool, slab);
-	call = pool->on_idle;
-	arg = pool->on_idle_arg;
-	pool->callbacks += call != NULL;
 	pthread_mutex_unlock(&pool->lock);
 
+	/* Only a slab that is gone still holds the pool for us. */
 	if (gone)
 		destroy(slab);
-	if (refund)
-		tnd_budget_refund(pool->budget, refund);
-	if (call)
-		call(arg);
 	free(lease);
-
-	pthread_mutex_lock(&pool->lock);
-	if (call && --pool->callbacks == 0)
-		pthread_cond_broadcast(&pool->callbacks_done);
-	unref_locked(pool);
 }
 
 void tnd_slab_release(struct tnd_slab *slab)

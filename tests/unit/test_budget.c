@@ -206,27 +206,6 @@ static void test_alone(void **state)
 	tnd_budget_close(budget);
 }
 
-/* What stays charged for good must not keep a lone charge waiting for ever. */
-static void test_alone_beside_standing(void **state)
-{
-	struct tnd_budget *budget = budget_of(100);
-	struct charger alone = {0};
-
-	(void)state;
-	assert_int_equal(charge(budget, 30, 0), 0);
-	assert_int_equal(charge(budget, 10, 0), 0);
-	tnd__budget_standing(budget, 10);
-	start(&alone, budget, 150, TND_CHARGE_F_ALONE);
-	await_waiters(budget, 1);
-	tnd_budget_refund(budget, 30);
-	assert_int_equal(finish(&alone), 0);
-	assert_int_equal(stats_of(budget).overrun_bytes, 60);
-	tnd_budget_refund(budget, 150);
-	tnd__budget_standing(budget, -10);
-	tnd_budget_refund(budget, 10);
-	tnd_budget_close(budget);
-}
-
 static void test_order(void **state)
 {
 	struct tnd_budget *budget = budget_of(100);
@@ -580,21 +559,13 @@ static void test_no_memory(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_arguments),
-		cmocka_unit_test(test_counts),
-		cmocka_unit_test(test_overrun),
-		cmocka_unit_test(test_alone),
-		cmocka_unit_test(test_alone_beside_standing),
-		cmocka_unit_test(test_order),
-		cmocka_unit_test(test_deadline),
-		cmocka_unit_test(test_cancel),
-		cmocka_unit_test(test_cancel_gap),
-		cmocka_unit_test(test_keys),
-		cmocka_unit_test(test_key_waits),
-		cmocka_unit_test(test_key_heir),
-		cmocka_unit_test(test_key_overrun),
-		cmocka_unit_test(test_crowd),
-		cmocka_unit_test(test_refund_too_much),
+		cmocka_unit_test(test_arguments), cmocka_unit_test(test_counts),
+		cmocka_unit_test(test_overrun),   cmocka_unit_test(test_alone),
+		cmocka_unit_test(test_order),     cmocka_unit_test(test_deadline),
+		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_cancel_gap),
+		cmocka_unit_test(test_keys),      cmocka_unit_test(test_key_waits),
+		cmocka_unit_test(test_key_heir),  cmocka_unit_test(test_key_overrun),
+		cmocka_unit_test(test_crowd),     cmocka_unit_test(test_refund_too_much),
 		cmocka_unit_test(test_no_memory),
 	};
 

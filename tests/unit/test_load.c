@@ -506,7 +506,7 @@ static void test_take(void **state)
 	assert_int_equal(tnd_load_end(load, NULL), 0);
 	tnd_load_close(load);
 	assert_int_equal(((unsigned char *)memory)[5], ck_byte("layer.0.w00", 5));
-	tnd__unmap_own(memory, map_bytes);
+	tnd_own_free(memory, map_bytes);
 }
 
 /* -- ends -- */
