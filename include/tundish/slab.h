@@ -2,17 +2,18 @@
 /*
  * tundish/slab.h - slabs, the pool that they come from, and leases on them
  *
- * A slab is a page-aligned host buffer, reused from load step to load step. A view of bytes in a slab is held by a lease with
- * a name. A slab goes back to its pool when the one who filled it has released it and its last lease has ended; nothing
- * is ever overwritten under a holder.
+ * A slab is a page-aligned host buffer, reused from load step to load step. A view of bytes in a
+ * slab is held by a lease with a name. A slab goes back to its pool when the one who filled it has
+ * released it and its last lease has ended; nothing is ever overwritten under a holder.
  *
  *   pool create -> slab acquire -> (fill) -> lease ... -> slab release -> lease release ... -> pool close
  *                       ^                                                        |
  *                       `------------- back to the pool, reused -----------------'
  *
- * Memory is anonymous, or one memfd a slab (TND_SLAB_POOL_F_SHARED), 2 MiB aligned and on huge pages where they can be had, never
- * from malloc: a closed slab leaves the process at once. Each mapping is charged to the pool's budget with its whole size from
- * mmap to munmap, idle ones included.
+ * Memory is anonymous, or one memfd a slab (TND_SLAB_POOL_F_SHARED), 2 MiB aligned and on huge
+ * pages where they can be had, never from malloc: a closed slab leaves the process at once. Each
+ * mapping is charged to the pool's budget with its whole size from mmap to munmap, idle ones
+ * included.
  *
  * Closing a pool with leases out: idle slabs go at once, the others with their last lease.
  *
@@ -82,15 +83,19 @@ struct tnd_escape_report {
 TND_API int tnd_slab_pool_create(const struct tnd_slab_pool_opts *opts,
 				 struct tnd_slab_pool **ret_pool);
 
-/* Idle slabs are unmapped; those with holders live until the last of them is released. NULL is allowed. */
+/*
+ * Idle slabs are unmapped; those with holders live until the last of them is released. NULL is
+ * allowed.
+ */
 TND_API void tnd_slab_pool_close(struct tnd_slab_pool *pool);
 
 /*
- * A slab of at least `bytes` (> 0): an idle one if one is large enough, else a fresh mapping, for which idle ones
- * that are too small are given up when the budget needs it. Contents are undefined.
+ * A slab of at least `bytes` (> 0): an idle one if one is large enough, else a fresh mapping, for
+ * which idle ones that are too small are given up when the budget needs it. Contents are undefined.
  * `file`: shown in escape reports, copied, nullable. `opts`: how the charge waits, nullable, borrowed for the call. A slab that
  * comes back to the pool while this waits for the budget is taken.
- * Blocking: may sleep. Return: 0, what tnd_budget_charge returns, -ENOMEM, -EMFILE (shared), -EFBIG (shared, RLIMIT_FSIZE).
+ * Blocking: may sleep. Return: 0, what tnd_budget_charge returns, -ENOMEM, -EMFILE (shared), -EFBIG
+ * (shared, RLIMIT_FSIZE).
  */
 TND_API int tnd_slab_acquire(struct tnd_slab_pool *pool, uint64_t bytes, const char *file,
 			     const struct tnd_charge_opts *opts, struct tnd_slab **ret_slab);
@@ -114,7 +119,8 @@ TND_API void tnd_slab_pool_trim(struct tnd_slab_pool *pool);
 
 /*
  * Who still holds what. With `forget`, what is named is not named again, by this pool or another.
- * Return: number of slabs with leases (0: *ret_report is NULL), -ENOMEM. *ret_report: transferred, tnd_escape_report_free.
+ * Return: number of slabs with leases (0: *ret_report is NULL), -ENOMEM. *ret_report: transferred,
+ * tnd_escape_report_free.
  */
 TND_API int tnd_slab_pool_escaped(struct tnd_slab_pool *pool, int forget,
 				  struct tnd_escape_report **ret_report);
@@ -127,8 +133,8 @@ TND_API int tnd_slab_pool_stats(struct tnd_slab_pool *pool, struct tnd_slab_stat
 TND_API void tnd_slab_pool_reset_peaks(struct tnd_slab_pool *pool);
 
 /*
- * Frees memory that tnd_view_take() handed over; both values as it gave them. NULL is allowed. Here and not with the load because it
- * outlives it. Threads: MT-safe. Blocking: never.
+ * Frees memory that tnd_view_take() handed over; both values as it gave them. NULL is allowed. Here
+ * and not with the load because it outlives it. Threads: MT-safe. Blocking: never.
  */
 TND_API void tnd_own_free(void *memory, uint64_t map_bytes);
 

@@ -15,7 +15,10 @@
 
 struct tnd__key;
 
-/* One charge that waits, on its caller's stack. Guarded by the budget's lock from enter to the end of wait. */
+/*
+ * One charge that waits, on its caller's stack. Guarded by the budget's lock from enter to the end
+ * of wait.
+ */
 struct tnd__ticket {
 	struct tnd__link link; /* in the queue, or among a key's followers */
 	struct tnd__key *key;  /* nullable */
@@ -29,7 +32,10 @@ struct tnd__ticket {
 /* Somebody who keeps charged memory that he can do without. */
 struct tnd__reclaimer {
 	struct tnd__link link;
-	/* Gives up `lack` bytes, or all that it can. Return: bytes refunded. Called under the list's lock only. */
+	/*
+	 * Gives up `lack` bytes, or all that it can. Return: bytes refunded. Called under the
+	 * list's lock only.
+	 */
 	uint64_t (*give_up)(void *arg, uint64_t lack);
 	void *arg;
 };
@@ -52,8 +58,9 @@ struct tnd_budget {
 int tnd__charge_opts_check(const struct tnd_charge_opts *opts);
 
 /*
- * The first half of a charge. `last`: false the first time; TRY and OVERRUN charges that do not fit then get -EAGAIN, the caller has
- * memory reclaimed and asks again with true. Never sleeps, calls nobody.
+ * The first half of a charge. `last`: false the first time; TRY and OVERRUN charges that do not fit
+ * then get -EAGAIN, the caller has memory reclaimed and asks again with true. Never sleeps, calls
+ * nobody.
  * Return: 0 (charged), TND__QUEUED, -EAGAIN, TND_E_BUDGET.
  */
 int tnd__budget_enter(struct tnd_budget *budget, struct tnd__ticket *ticket, uint64_t bytes,
@@ -65,7 +72,10 @@ int tnd__budget_enter_locked(struct tnd_budget *budget, struct tnd__ticket *tick
 int tnd__budget_wait(struct tnd_budget *budget, struct tnd__ticket *ticket,
 		     const struct tnd_charge_opts *opts);
 
-/* Ends the wait of the queue's head because its caller got what it needs elsewhere. Return: whether `ticket` was the waiting head. */
+/*
+ * Ends the wait of the queue's head because its caller got what it needs elsewhere. Return: whether
+ * `ticket` was the waiting head.
+ */
 bool tnd__budget_take_over(struct tnd_budget *budget, struct tnd__ticket *ticket);
 
 /* Whether anybody waits. */

@@ -9,15 +9,18 @@
  *        v                   ^
  *   [ queue of tickets ] ----'          one condition variable a ticket: no crowd wakes for nothing
  *
- * Whoever gives bytes back charges them to the head of the queue at once, under the lock. So a newcomer cannot slip in
- * between refund and wake-up, and order of arrival is order of service.
+ * Whoever gives bytes back charges them to the head of the queue at once, under the lock. So a
+ * newcomer cannot slip in between refund and wake-up, and order of arrival is order of service.
  *
- * Invariants: charged <= bound unless an overrun was counted; a queued head does not fit; queued_bytes is the sum over the queue.
+ * Invariants: charged <= bound unless an overrun was counted; a queued head does not fit;
+ * queued_bytes is the sum over the queue.
  *
- * Memory that pools keep idle is charged too. Before a charge sleeps it is queued, and then the pools are asked for what they can do without
- * (reclaimers): in this order, so that a slab that becomes idle meanwhile finds the queue not empty and is given up by its pool.
+ * Memory that pools keep idle is charged too. Before a charge sleeps it is queued, and then the
+ * pools are asked for what they can do without (reclaimers): in this order, so that a slab that
+ * becomes idle meanwhile finds the queue not empty and is given up by its pool.
  *
- * A key's charge (keyed.c) is a ticket like any other; tickets of callers that come while it waits hang on the key, outside the queue.
+ * A key's charge (keyed.c) is a ticket like any other; tickets of callers that come while it waits
+ * hang on the key, outside the queue.
  */
 #include <assert.h>
 #include <errno.h>

@@ -8,8 +8,8 @@
  *   map.c, huge.c        mappings, where their pages go, how many of them are huge
  *   host.c, meminfo.c, cgroup.c, memlog.c    what the machine has, what it allows, the record of a phase
  *
- * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a budget. No callback of a caller
- * runs under any of them.
+ * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a
+ * budget. No callback of a caller runs under any of them.
  */
 #ifndef TND_MEMORY_H
 #define TND_MEMORY_H
@@ -72,10 +72,16 @@ void tnd__budget_unref(struct tnd_budget *budget);
 
 /* -- slabs (slab.c, lease.c) -- */
 
-/* "a, b, c and 12 more": held names for a log line, at most 8 of them, cut to fit. Return: leases out. */
+/*
+ * "a, b, c and 12 more": held names for a log line, at most 8 of them, cut to fit. Return: leases
+ * out.
+ */
 size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_bytes);
 
-/* Looks how much of the pool's mappings is on huge pages now; tnd_slab_pool_stats() gives the most seen. Walks page tables: rarely. */
+/*
+ * Looks how much of the pool's mappings is on huge pages now; tnd_slab_pool_stats() gives the most
+ * seen. Walks page tables: rarely.
+ */
 void tnd__slab_pool_sample_huge(struct tnd_slab_pool *pool);
 
 /* `bytes` of the slab that the lease stands for: only the naive accounting below looks at them. */
@@ -84,8 +90,8 @@ int tnd__lease_acquire_sized(struct tnd_slab *slab, const char *name, size_t nam
 
 #ifdef TND_FAILPOINTS
 /*
- * The accounting that does not work, as a control for tests: a lease that ends refunds its own bytes although the mapping stays. Before the
- * first acquire.
+ * The accounting that does not work, as a control for tests: a lease that ends refunds its own
+ * bytes although the mapping stays. Before the first acquire.
  */
 void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
 #endif
@@ -93,8 +99,8 @@ void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
 /* -- memory that leaves with a tensor (map.c) -- */
 
 /*
- * Aligned to 64 bytes, contents undefined, not charged; from 64 KiB up a mapping, on huge pages where it pays. Goes back by
- * tnd_own_free(). Return: 0, -ENOMEM, TND_E_INVALID (0 bytes).
+ * Aligned to 64 bytes, contents undefined, not charged; from 64 KiB up a mapping, on huge pages
+ * where it pays. Goes back by tnd_own_free(). Return: 0, -ENOMEM, TND_E_INVALID (0 bytes).
  */
 int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
 

@@ -14,10 +14,16 @@ struct tnd__map_how {
 	int numa; /* a node, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE */
 };
 
-/* Maps `bytes` (a multiple of 4096). *ret_fd: -1 unless shared. Return: 0, -ENOMEM, -EMFILE, -EFBIG (RLIMIT_FSIZE). */
+/*
+ * Maps `bytes` (a multiple of 4096). *ret_fd: -1 unless shared. Return: 0, -ENOMEM, -EMFILE, -EFBIG
+ * (RLIMIT_FSIZE).
+ */
 int tnd__map(uint64_t bytes, const struct tnd__map_how *how, void **ret_data, int *ret_fd);
 
-/* One mapping; live (handed out) or idle. Guarded by the pool's lock but for what is fixed while it is live. */
+/*
+ * One mapping; live (handed out) or idle. Guarded by the pool's lock but for what is fixed while it
+ * is live.
+ */
 struct tnd_slab {
 	struct tnd_slab_pool *pool;
 	struct tnd__link link; /* in pool->live or pool->idle */

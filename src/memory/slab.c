@@ -8,15 +8,18 @@
  *         |                       | pool closed, or others | trim, close, the budget needs it
  *         `--unmap, refund--------'  wait for the budget ---'
  *
- * Sizes. A request of at most slab_bytes gets a mapping of exactly that (rounded up to pages) and shares those: the plan's least
- * budget counts on it. A larger one gets its own size, or an idle one of the same kind that is at most a quarter too large.
+ * Sizes. A request of at most slab_bytes gets a mapping of exactly that (rounded up to pages) and
+ * shares those: the plan's least budget counts on it. A larger one gets its own size, or an idle
+ * one of the same kind that is at most a quarter too large.
  *
- * Waiting. An acquire that the budget has no room for stands in the budget's queue with everybody else and in the pool's own list,
- * in the same order. A slab that comes back goes straight to the first of that list if he is also first in the budget's queue:
- * his ticket is taken out, his thread wakes, no charge changes hands. Otherwise, if anybody waits, it is unmapped, so that its
- * bytes serve whoever is first. So nothing overtakes, and nobody starves on memory that lies idle.
+ * Waiting. An acquire that the budget has no room for stands in the budget's queue with everybody
+ * else and in the pool's own list, in the same order. A slab that comes back goes straight to the
+ * first of that list if he is also first in the budget's queue: his ticket is taken out, his thread
+ * wakes, no charge changes hands. Otherwise, if anybody waits, it is unmapped, so that its bytes
+ * serve whoever is first. So nothing overtakes, and nobody starves on memory that lies idle.
  *
- * Invariant: a mapping is charged before mmap and refunded after munmap. Maps and unmaps run without the lock.
+ * Invariant: a mapping is charged before mmap and refunded after munmap. Maps and unmaps run
+ * without the lock.
  */
 #include <errno.h>
 #include <string.h>
@@ -66,7 +69,10 @@ static uint64_t destroy(struct tnd_slab *slab)
 	return charge;
 }
 
-/* Moves idle slabs to `victims`: the fewest that make up `lack`, so the largest; all if they do not. Under the lock. */
+/*
+ * Moves idle slabs to `victims`: the fewest that make up `lack`, so the largest; all if they do
+ * not. Under the lock.
+ */
 static void pick_victims(struct tnd_slab_pool *pool, uint64_t lack, struct tnd__link *victims)
 {
 	while (lack && !tnd__link_alone(&pool->idle)) {
@@ -191,7 +197,10 @@ static struct tnd_slab *take_idle(struct tnd_slab_pool *pool, uint64_t bytes)
 	return NULL;
 }
 
-/* Idle memory for `lack` bytes of budget, the pool's own first: others may still find theirs useful. Without the lock. */
+/*
+ * Idle memory for `lack` bytes of budget, the pool's own first: others may still find theirs
+ * useful. Without the lock.
+ */
 static void make_room(struct tnd_slab_pool *pool, uint64_t lack)
 {
 	uint64_t refunded = give_up(pool, lack);
@@ -201,8 +210,8 @@ static void make_room(struct tnd_slab_pool *pool, uint64_t lack)
 }
 
 /*
- * Charges for a fresh mapping, under the lock, which is dropped while waiting. *ret_slab: one that came back meanwhile, taken instead of a
- * charge. Return: as tnd_budget_charge().
+ * Charges for a fresh mapping, under the lock, which is dropped while waiting. *ret_slab: one that
+ * came back meanwhile, taken instead of a charge. Return: as tnd_budget_charge().
  */
 static int charge_for(struct tnd_slab_pool *pool, uint64_t bytes,
 		      const struct tnd_charge_opts *opts, struct tnd_slab **ret_slab)
@@ -317,7 +326,10 @@ int tnd_slab_acquire(struct tnd_slab_pool *pool, uint64_t bytes, const char *fil
 	return rc;
 }
 
-/* The last hold ended. Under the lock. Return: whether the mapping must be destroyed, by the caller, without the lock. */
+/*
+ * The last hold ended. Under the lock. Return: whether the mapping must be destroyed, by the
+ * caller, without the lock.
+ */
 static bool put_back(struct tnd_slab_pool *pool, struct tnd_slab *slab)
 {
 	struct waiter *first = NULL;
@@ -343,7 +355,10 @@ static bool put_back(struct tnd_slab_pool *pool, struct tnd_slab *slab)
 	return false;
 }
 
-/* Under naive accounting (a test's control) a lease's own bytes are refunded at its end. Under the lock, which keeps the pool. */
+/*
+ * Under naive accounting (a test's control) a lease's own bytes are refunded at its end. Under the
+ * lock, which keeps the pool.
+ */
 static void naive_refund(struct tnd_slab_pool *pool, struct tnd_slab *slab, uint64_t bytes)
 {
 	if (!pool->charge_leases || !pool->budget)
