@@ -49,7 +49,7 @@ def count_test(test):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--broken", type=int, default=0)
-    parser.add_argument("folders", nargs="+")
+    parser.add_argument("folders", nargs="*")
     args = parser.parse_args()
     total = [0, args.broken, 0]
     for folder in args.folders:

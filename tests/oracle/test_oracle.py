@@ -174,7 +174,7 @@ class Oracle(unittest.TestCase):
     def test_expert_checkpoint(self):
         cases = product()
         if os.environ.get("TND_ORACLE") != "full":
-            cases = covering(cases, 60)
+            cases = covering(cases, 24)
         self.run_loads(self.moe, cases, 2 << 30)
 
     def test_small_budget(self):
