@@ -2,15 +2,17 @@
 /*
  * tundish/budget.h - one account in bytes, with a hard bound
  *
- * Everything that a load keeps in host memory is charged here before it is taken: slabs, bounce and staging buffers,
- * I/O rings, headers and plans, and page cache that is brought in. charged <= bound always; the only exceptions are charges that say so
- * (TND_CHARGE_F_OVERRUN, TND_CHARGE_F_ALONE), and each is counted.
+ * Everything that a load keeps in host memory is charged here before it is taken: slabs, bounce and
+ * staging buffers, I/O rings, headers and plans, and page cache that is brought in. charged <=
+ * bound always; the only exceptions are charges that say so (TND_CHARGE_F_OVERRUN,
+ * TND_CHARGE_F_ALONE), and each is counted.
  *
  *   create -> charge / refund ... -> close
  *
- * A charge that does not fit waits, first come first served (a small charge does not overtake a large one that waits); one that
- * can never fit fails at once. A keyed charge counts its bytes once however many times the key is charged,
- * until it was refunded as many times: a slab from which many copies run is one charge.
+ * A charge that does not fit waits, first come first served (a small charge does not overtake a
+ * large one that waits); one that can never fit fails at once. A keyed charge counts its bytes once
+ * however many times the key is charged, until it was refunded as many times: a slab from which
+ * many copies run is one charge.
  *
  * Threads: MT-safe. Processes: one process; after fork the child must not use it.
  */
@@ -26,9 +28,8 @@ extern "C" {
 struct tnd_budget;
 
 #define TND_CHARGE_F_OVERRUN 1u /* never waits: goes over the bound if it must, counted */
-#define TND_CHARGE_F_ALONE \
-	2u /* above the whole bound: waits until nothing else is charged, counted */
-#define TND_CHARGE_F_TRY 4u /* never waits: -EAGAIN where it would */
+#define TND_CHARGE_F_ALONE 2u   /* above the whole bound: waits until nothing is charged, counted */
+#define TND_CHARGE_F_TRY 4u     /* never waits: -EAGAIN where it would */
 
 struct tnd_charge_opts {
 	uint32_t struct_bytes;
@@ -50,41 +51,54 @@ struct tnd_budget_stats {
 	uint64_t wait_ns;       /* summed */
 };
 
-/* `bound_bytes`: > 0. Return: 0, TND_E_INVALID, -ENOMEM. */
+/*
+ * Makes an account. `bound_bytes`: > 0.
+ * Blocking: never. Return: 0; TND_E_INVALID (a bound of 0); -ENOMEM.
+ */
 TND_API int tnd_budget_create(uint64_t bound_bytes, struct tnd_budget **ret_budget);
 
-/* Drops the caller's reference; the account lives on until what is charged to it by pools has been refunded. NULL is allowed. */
+/*
+ * Drops the caller's reference; the account lives on until what is charged to it by pools has been
+ * refunded. NULL is allowed. Blocking: never.
+ */
 TND_API void tnd_budget_close(struct tnd_budget *budget);
 
 /*
  * Charges `bytes` (0 is allowed). `opts`: nullable, borrowed for the call.
- * Blocking: may sleep until it fits. Return: 0; TND_E_BUDGET (more than the bound, without F_OVERRUN or F_ALONE);
- * TND_E_DEADLINE; TND_E_CANCELLED; -EAGAIN (F_TRY); TND_E_INVALID (unknown flags).
+ * Blocking: may sleep until it fits.
+ * Return: 0; TND_E_BUDGET (more than the bound, without F_OVERRUN or F_ALONE); TND_E_DEADLINE;
+ * TND_E_CANCELLED; -EAGAIN (F_TRY); TND_E_INVALID (struct_bytes, unknown flags).
  */
 TND_API int tnd_budget_charge(struct tnd_budget *budget, uint64_t bytes,
 			      const struct tnd_charge_opts *opts);
 
-/* Gives `bytes` back and wakes waiters. More than is charged is a bug of the caller: asserted, clamped in release. */
+/*
+ * Gives `bytes` back and wakes waiters. More than is charged is a bug of the caller: asserted,
+ * clamped in release. Blocking: never.
+ */
 TND_API void tnd_budget_refund(struct tnd_budget *budget, uint64_t bytes);
 
 /*
- * The same under a key (an address, say). The first charge of a key charges `bytes`; later ones only count.
- * A second caller of a key whose first charge still waits waits with it.
- * Return: as tnd_budget_charge, and -ENOMEM.
+ * The same under a key (an address, say). The first charge of a key charges `bytes`; later ones
+ * only count. A second caller of a key whose first charge still waits waits with it.
+ * Blocking: may sleep until it fits. Return: as tnd_budget_charge, and -ENOMEM.
  */
 TND_API int tnd_budget_charge_key(struct tnd_budget *budget, uint64_t key, uint64_t bytes,
 				  const struct tnd_charge_opts *opts);
 
-/* Gives one charge of `key` back; the last refunds the bytes. Return: 0, -ENOENT (key not charged). */
+/*
+ * Gives one charge of `key` back; the last refunds the bytes.
+ * Blocking: never. Return: 0; -ENOENT (key not charged).
+ */
 TND_API int tnd_budget_refund_key(struct tnd_budget *budget, uint64_t key);
 
 /* Wakes all waiters so that they look at their `cancelled` again. Blocking: never. */
 TND_API void tnd_budget_wake(struct tnd_budget *budget);
 
-/* Figures of this moment. Return: 0, TND_E_INVALID (struct_bytes). */
+/* Figures of this moment. Blocking: never. Return: 0; TND_E_INVALID (struct_bytes). */
 TND_API int tnd_budget_stats(struct tnd_budget *budget, struct tnd_budget_stats *ret_stats);
 
-/* Peak becomes what is charged now; counters become zero. */
+/* Peak becomes what is charged now; counters become zero. Blocking: never. */
 TND_API void tnd_budget_reset(struct tnd_budget *budget);
 
 #ifdef __cplusplus

@@ -4,11 +4,13 @@
  *
  *   open (a folder, a file, or a list of files) -> look at files and tensors -> close
  *
- * Opening reads and checks every header, strictly (docs/design/checkpoint.md), and no tensor data. A descriptor is held for
- * each file, so that a file that is replaced meanwhile is still the one that was checked; nothing is mapped.
+ * Opening reads and checks every header, strictly (docs/design/checkpoint.md), and no tensor data.
+ * A descriptor is held for each file, so that a file that is replaced meanwhile is still the one
+ * that was checked; nothing is mapped.
  *
- * Order: files in byte order of their shown names; tensors of a file in byte order of their names. All pointers
- * that are handed out live until the checkpoint is closed by its last user (plans and loads hold it too).
+ * Order: files in byte order of their shown names; tensors of a file in byte order of their names.
+ * All pointers that are handed out live until the checkpoint is closed by its last user (plans and
+ * loads hold it too).
  *
  * Threads: MT-safe after open. Processes: may be used after fork.
  */
@@ -60,8 +62,7 @@ TND_API const char *tnd_dtype_name(uint32_t dtype);
 /* Bits of one value, 0 for an unknown code. */
 TND_API uint32_t tnd_dtype_bits(uint32_t dtype);
 
-#define TND_CHECKPOINT_F_IGNORE_INDEX \
-	1u /* all *.safetensors of the folder, whatever an index says */
+#define TND_CHECKPOINT_F_IGNORE_INDEX 1u   /* all *.safetensors of the folder, no index is read */
 #define TND_CHECKPOINT_F_ALLOW_TRAILING 2u /* bytes after the data are let pass */
 
 #define TND_CHECKPOINT_MAX_HEADER_BYTES UINT64_C(100000000)
@@ -72,9 +73,9 @@ struct tnd_checkpoint_opts {
 	uint64_t max_header_bytes; /* 0: TND_CHECKPOINT_MAX_HEADER_BYTES */
 };
 
+/* `name`: unescaped UTF-8, name_bytes long and a NUL after it; may contain NULs. */
 struct tnd_tensor {
-	const char
-		*name; /* unescaped UTF-8, name_bytes long and a NUL after it; may contain NULs */
+	const char *name;
 	const uint64_t *shape; /* dim_count values; logical values for sub-byte types */
 	uint64_t offset;       /* of the data in the file, from the file's first byte */
 	uint64_t bytes;
@@ -107,61 +108,88 @@ struct tnd_file {
 
 /*
  * Opens a folder or one file. `path`, `opts` (nullable): borrowed for the call.
- * Blocking: bounded (reads headers). Return: 0; -errno of open, fstat or read; TND_E_NOT_SAFETENSORS, _HEADER_SIZE, _FORMAT,
- * _DTYPE, _DUPLICATE, _OFFSETS, _SHAPE, _TRUNCATED, _TRAILING, _INDEX, _CONFIG, _INVALID; -ENOMEM, -EMFILE.
+ * Blocking: bounded (reads headers).
+ * Return: 0; -errno of open, fstat or read;
+ * TND_E_NOT_SAFETENSORS, _HEADER_SIZE, _FORMAT, _DTYPE, _DUPLICATE, _OFFSETS, _SHAPE, _TRUNCATED,
+ * _TRAILING, _INDEX, _CONFIG, _INVALID; -ENOMEM, -EMFILE.
  */
 TND_API int tnd_checkpoint_open(const char *path, const struct tnd_checkpoint_opts *opts,
 				struct tnd_checkpoint **ret_checkpoint, struct tnd_error *reterr);
 
-/* Opens a list of files as one checkpoint, in byte order of the paths; no index is read. Return: as above. */
+/*
+ * Opens a list of files as one checkpoint, in byte order of the paths; no index is read. Return: as
+ * above.
+ */
 TND_API int tnd_checkpoint_open_files(const char *const *paths, size_t path_count,
 				      const struct tnd_checkpoint_opts *opts,
 				      struct tnd_checkpoint **ret_checkpoint,
 				      struct tnd_error *reterr);
 
-/* Drops the caller's reference. NULL is allowed. */
+/* Drops the caller's reference. NULL is allowed. Blocking: never. */
 TND_API void tnd_checkpoint_close(struct tnd_checkpoint *checkpoint);
 
+/* All files, and all tensors. Blocking: never. Return: an array, borrowed until close. */
 TND_API const struct tnd_file *tnd_checkpoint_files(const struct tnd_checkpoint *checkpoint,
 						    size_t *ret_count);
 TND_API const struct tnd_tensor *tnd_checkpoint_tensors(const struct tnd_checkpoint *checkpoint,
 							size_t *ret_count);
 
-/* Return: 0 and the tensor (borrowed until close), TND_E_NO_TENSOR. */
+/*
+ * One tensor. `name`: `name_bytes` long, borrowed for the call. *ret_tensor: borrowed until close.
+ * Blocking: never. Return: 0; TND_E_NO_TENSOR.
+ */
 TND_API int tnd_checkpoint_find(const struct tnd_checkpoint *checkpoint, const char *name,
 				size_t name_bytes, const struct tnd_tensor **ret_tensor);
 
-/*
- * Expert counts of config.json (TND_EXPERTS_UNKNOWN where it has none): the target stack's and the draft stack's.
- * Warnings that opening gave (a file that the index leaves out, an unreadable config) are sentences, borrowed until close.
- */
 #define TND_EXPERTS_UNKNOWN UINT64_MAX
+
+/*
+ * Expert counts of config.json, TND_EXPERTS_UNKNOWN where it has none. *ret_draft_count (nullable):
+ * the draft stack's. Blocking: never. Return: the target stack's.
+ */
 TND_API uint64_t tnd_checkpoint_experts(const struct tnd_checkpoint *checkpoint,
 					uint64_t *ret_draft_count);
+
+/*
+ * Warnings that opening gave (a file that the index leaves out, an unreadable config): sentences,
+ * borrowed until close. Blocking: never. Return: their number.
+ */
 TND_API size_t tnd_checkpoint_warnings(const struct tnd_checkpoint *checkpoint,
 				       const char *const **ret_warnings);
 
 /*
- * Model facts of config.json that slicing needs, looked up as the expert counts are; 0 where absent:
- * num_attention_heads, num_key_value_heads, head_dim, hidden_size, vocab_size, intermediate_size, moe_intermediate_size.
+ * Model facts of config.json that slicing needs, looked up as the expert counts are; 0 where
+ * absent. Named as there, but for num_attention_heads and num_key_value_heads.
  */
 struct tnd_model_facts {
 	uint32_t struct_bytes; /* set by the caller */
 	uint32_t reserved;
-	uint64_t head_count, kv_head_count, head_dim, hidden_size, vocab_size, intermediate_size,
-		moe_intermediate_size;
+	uint64_t head_count;
+	uint64_t kv_head_count;
+	uint64_t head_dim;
+	uint64_t hidden_size;
+	uint64_t vocab_size;
+	uint64_t intermediate_size;
+	uint64_t moe_intermediate_size;
 };
+
+/* Blocking: never. Return: 0; TND_E_INVALID (struct_bytes). */
 TND_API int tnd_checkpoint_facts(const struct tnd_checkpoint *checkpoint,
 				 struct tnd_model_facts *ret_facts);
 
-/* Host memory that this checkpoint's tables take, bytes. */
+/* Host memory that this checkpoint's tables take, bytes. Blocking: never. */
 TND_API uint64_t tnd_checkpoint_memory_bytes(const struct tnd_checkpoint *checkpoint);
 
-/*
- * Checks everything that opening checks but goes on after a problem, calling `fn` for each (`problem` borrowed for the call).
- * Return: number of problems (0: fine), or -errno where `path` itself cannot be looked at.
- */
+/* `problem`: borrowed for the call. */
 typedef void (*tnd_problem_fn)(void *arg, const struct tnd_error *problem);
+
+/*
+ * Checks everything that opening checks but goes on after a problem, calling `fn` (nullable) for
+ * each. `path`, `opts` (nullable), `arg`: borrowed for the call.
+ * Blocking: bounded (reads headers).
+ * Return: number of problems (0: fine); TND_E_INVALID (options); -ENOMEM; -errno where `path`
+ * itself cannot be looked at.
+ */
 TND_API int tnd_checkpoint_check(const char *path, const struct tnd_checkpoint_opts *opts,
 				 tnd_problem_fn fn, void *arg, struct tnd_error *reterr);
 

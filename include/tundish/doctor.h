@@ -23,9 +23,11 @@ struct tnd_check {
 typedef void (*tnd_check_fn)(void *arg, const struct tnd_check *check);
 
 /*
- * Probes the machine by trying: io_uring, direct I/O, cachestat, RWF_NOWAIT and RWF_DONTCACHE on `path` (nullable; a
- * regular file, or a folder whose *.safetensors are taken), memlock, huge pages, cgroup limits, /dev/shm, processors, open files.
- * Return: number of checks that are not ok, or -errno (path).
+ * Probes the machine by trying: io_uring, direct I/O, cachestat, RWF_NOWAIT and RWF_DONTCACHE on
+ * `path` (nullable; a regular file, or a folder whose *.safetensors are taken), memlock, huge
+ * pages, cgroup limits, /dev/shm, processors, open files.
+ * `fn`: called for each check; `arg`, `path`: borrowed for the call.
+ * Return: number of checks that are not ok; -errno (path).
  */
 TND_API int tnd_doctor(const char *path, tnd_check_fn fn, void *arg, struct tnd_error *reterr);
 

@@ -3,11 +3,13 @@
  * tundish/error.h - error codes, and the detail that goes with them
  *
  * Functions that can fail return an int: >= 0 on success, -errno where the operating system is the
- * cause (-ENOENT, -EIO, ...), else one of the TND_E_* constants below, which start at -10000 and go down.
+ * cause (-ENOENT, -EIO, ...), else one of the TND_E_* constants below, which start at -10000 and go
+ * down.
  *
- * Where a number is not enough, a function takes a nullable `struct tnd_error *reterr` as its last parameter. It is the
- * caller's memory, is written only on failure, and holds the code again, the file and the tensor that are
- * to blame, the byte position, and one sentence: what was expected, what was found, what to do.
+ * Where a number is not enough, a function takes a nullable `struct tnd_error *reterr` as its last
+ * parameter. It is the caller's memory, is written only on failure, and holds the code again, the
+ * file and the tensor that are to blame, the byte position, and one sentence: what was expected,
+ * what was found, what to do.
  *
  * Threads: all functions here are MT-safe and never block.
  */
@@ -63,7 +65,10 @@ enum {
 #define TND_ERROR_MESSAGE_MAX 1024
 #define TND_ERROR_NO_OFFSET UINT64_MAX
 
-/* Text fields are NUL-terminated UTF-8; longer contents are cut with "..."; control characters are escaped. */
+/*
+ * Text fields are NUL-terminated UTF-8; longer contents are cut with "..."; control characters are
+ * escaped.
+ */
 struct tnd_error {
 	int32_t code;                        /* as returned */
 	int32_t rank;                        /* rank to blame, or -1 */
@@ -76,7 +81,9 @@ struct tnd_error {
 /* Sentence for `code` (TND_E_* or -errno). Return: static or thread-local text, never NULL. */
 TND_API const char *tnd_strerror(int code);
 
-/* Constant's name for `code`: "TND_E_BUDGET", "ENOSPC"; "UNKNOWN" for others. Return: static text. */
+/*
+ * Constant's name for `code`: "TND_E_BUDGET", "ENOSPC"; "UNKNOWN" for others. Return: static text.
+ */
 TND_API const char *tnd_error_name(int code);
 
 #ifdef __cplusplus

@@ -19,22 +19,23 @@ extern "C" {
 struct tnd_host_memory {
 	uint32_t struct_bytes; /* set by the caller */
 	uint32_t reserved;
-	uint64_t mem_total, mem_free, mem_available, buffers, cached, anon_pages, shmem, mapped,
-		slab, kernel_stack, page_tables, sec_page_tables, percpu; /* /proc/meminfo */
-	uint64_t
-		available; /* min(MemAvailable, for each cgroup v1 or v2 above us: limit - usage + reclaimable file cache) */
+	/* /proc/meminfo */
+	uint64_t mem_total, mem_free, mem_available, buffers, cached, anon_pages, shmem, mapped;
+	uint64_t slab, kernel_stack, page_tables, sec_page_tables, percpu;
+	/* The least of MemAvailable and, for each cgroup above us, limit - usage + file cache. */
+	uint64_t available;
 	uint64_t cgroup_limit;      /* the least limit of those cgroups */
 	uint64_t rss_bytes;         /* of this process: RssAnon + RssFile + RssShmem */
 	uint64_t rss_private_bytes; /* RssAnon + RssShmem */
 	char limited_by[256];       /* "MemAvailable", or the cgroup's path */
 };
 
-/* Return: 0, -errno (no /proc), TND_E_INVALID (struct_bytes). */
+/* Reads all of it. Return: 0; -errno (no /proc); TND_E_INVALID (struct_bytes). */
 TND_API int tnd_host_memory(struct tnd_host_memory *ret_memory);
 
 /*
  * The default budget of a node: min(6 GiB, available / 4); `rank_count` > 0 gives one rank's share.
- * Return: 0, -errno.
+ * At least 1 MiB. Return: 0; -errno (no /proc); -ENODATA (it does not say what is available).
  */
 TND_API int tnd_budget_default(uint32_t rank_count, uint64_t *ret_bytes);
 

@@ -4,14 +4,15 @@
  *
  *   open -> next, release ... -> end -> stats, report -> close
  *
- * Reading goes on ahead of the consumer as far as the budget allows. next() hands out views in the plan's order; each is
- * released when its copy is done, in any order, from any thread. A view that is kept keeps its slab and stays valid, also
- * after close.
+ * Reading goes on ahead of the consumer as far as the budget allows. next() hands out views in the
+ * plan's order; each is released when its copy is done, in any order, from any thread. A view that
+ * is kept keeps its slab and stays valid, also after close.
  *
- * The first error ends the load; next() then returns it. end() stops every thread, gives the page cache back as it was, and tells
- * who still holds views.
+ * The first error ends the load; next() then returns it. end() stops every thread, gives the page
+ * cache back as it was, and tells who still holds views.
  *
- * Threads: next() from one thread at a time (-EBUSY otherwise); release, cancel and stats are MT-safe.
+ * Threads: next() from one thread at a time (-EBUSY otherwise); release, cancel and stats are
+ * MT-safe.
  * Processes: a load belongs to the process that opened it.
  */
 #ifndef TUNDISH_LOAD_H
@@ -28,31 +29,36 @@ struct tnd_load;
 
 #define TND_ENGINE_AUTO 0u /* io_uring where it works, else threads */
 #define TND_ENGINE_URING 1u
-#define TND_ENGINE_THREADS 2u
+#define TND_ENGINE_THREADS 2u /* preadv2() */
 
 #define TND_DIRECT_AUTO 0u /* cold extents direct, warm ones from the page cache */
 #define TND_DIRECT_ON 1u   /* direct whenever the file system can */
-#define TND_DIRECT_OFF 2u
+#define TND_DIRECT_OFF 2u  /* through the page cache, dropped behind the read */
 
-#define TND_ON_FULL_WAIT 0u
-#define TND_ON_FULL_FAIL 1u
-#define TND_ON_FULL_OVERRUN 2u
-#define TND_ON_FULL_COPY 3u
+/* What happens when views that are held use the budget up. */
+#define TND_ON_FULL_WAIT 0u    /* until one is released, at most stall_ns */
+#define TND_ON_FULL_FAIL 1u    /* TND_E_FULL */
+#define TND_ON_FULL_OVERRUN 2u /* over the budget, counted */
+#define TND_ON_FULL_COPY 3u    /* tensors are handed out as copies in memory of their own */
 
 #define TND_LOAD_F_KEEP_CACHE 1u /* leave what was read through the page cache there */
 #define TND_LOAD_F_OWN 2u        /* deliver each tensor in memory of its own, outside the budget */
 #define TND_LOAD_F_SHARED_SLABS 4u /* slabs are memfds */
 
-/* Asked for each tensor with bytes in own delivery: where to read it to (>= bytes; borrowed until released), or NULL to have memory made. */
+/*
+ * Own delivery: asked once for each tensor with bytes where its bytes are to go (slice_bytes of
+ * them; borrowed until the view is released). NULL: memory is made for it.
+ */
 typedef void *(*tnd_place_fn)(void *arg, const struct tnd_plan_item *item);
 
 struct tnd_progress {
 	uint64_t done_bytes; /* kept bytes handed out */
 	uint64_t total_bytes;
-	uint64_t charged_bytes;
+	uint64_t charged_bytes; /* to the budget, now */
 	uint64_t budget_bytes;
-	uint64_t elapsed_ns;
+	uint64_t elapsed_ns; /* since open */
 };
+
 /* Called from next(), at most each 50 ms and at the end. Non-zero cancels. */
 typedef int (*tnd_progress_fn)(void *arg, const struct tnd_progress *progress);
 
@@ -64,23 +70,23 @@ struct tnd_load_opts {
 	uint32_t on_full;      /* TND_ON_FULL_* */
 	uint32_t thread_count; /* 0: from processors and quota */
 	uint32_t queue_depth;  /* reads in flight; 0: default */
-	uint32_t numa_given;
-	int32_t numa; /* as struct tnd_slab_pool_opts */
-	uint32_t reserved;
+	uint32_t numa_given;   /* as in struct tnd_slab_pool_opts */
+	int32_t numa;
+	uint32_t reserved;         /* 0 */
 	const char *cpus;          /* list for I/O threads ("0-3,8"); NULL: the cpuset's */
 	struct tnd_budget *budget; /* NULL: an account of its own with the plan's budget_bytes */
-	int64_t stall_ns; /* on_full wait: no progress for this long is an error; 0: 120 s; < 0: never */
-	int64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; 0: none */
-	tnd_progress_fn progress;
-	void *progress_arg;
-	tnd_place_fn place; /* with F_OWN */
-	void *place_arg;
+	int64_t stall_ns;          /* longest wait with on_full wait; 0: 120 s; < 0: no limit */
+	int64_t deadline_ns;       /* absolute, CLOCK_MONOTONIC; 0: none */
+	tnd_progress_fn progress;  /* nullable */
+	void *progress_arg;        /* borrowed until close */
+	tnd_place_fn place;        /* nullable; with TND_LOAD_F_OWN */
+	void *place_arg;           /* borrowed until close */
 };
 
-#define TND_VIEW_F_COPY 1u /* a copy in memory of its own (on_full copy) */
-#define TND_VIEW_F_OWN 2u
-#define TND_VIEW_F_PIECE 4u
-#define TND_VIEW_F_LAST 8u /* the last piece, or no pieces */
+#define TND_VIEW_F_COPY 1u  /* a copy in memory of its own (on_full copy) */
+#define TND_VIEW_F_OWN 2u   /* own delivery: the tensor's own memory, or the caller's */
+#define TND_VIEW_F_PIECE 4u /* one of several pieces of its tensor */
+#define TND_VIEW_F_LAST 8u  /* the last piece, or no pieces */
 
 /* What next() hands out. Pointers live until release. */
 struct tnd_view {
@@ -120,46 +126,75 @@ struct tnd_load_stats {
 		deliver_ns;
 };
 
-/* `plan`: referenced until close. `opts`: nullable, borrowed for the call. Starts reading. Return: 0; TND_E_BUDGET; TND_E_INVALID; -errno. */
+/*
+ * Starts reading. `plan`: referenced until close. `opts`: nullable, copied (`cpus` too), its
+ * `budget` referenced until close.
+ * Blocking: bounded; with a `budget` that others use, may sleep until metadata and reads fit in.
+ * Return: 0; TND_E_BUDGET (the budget is below the plan's least); TND_E_DEADLINE; TND_E_INVALID
+ * (options); -ENOMEM; -errno (threads, rings).
+ */
 TND_API int tnd_load_open(struct tnd_plan *plan, const struct tnd_load_opts *opts,
 			  struct tnd_load **ret_load, struct tnd_error *reterr);
 
 /*
- * The next view in order. Blocking: may sleep until it is read. Return: 1 and a view (to be released); 0 at the end;
- * TND_E_FULL, TND_E_DEADLINE, TND_E_CANCELLED, TND_E_CHANGED, TND_E_TRUNCATED, -EIO, -EBUSY, -ENOMEM, other -errno.
+ * The next view in order, to be released by tnd_view_release().
+ * Threads: one at a time. Blocking: may sleep until it is read.
+ * Return: 1 and a view; 0 at the end; TND_E_FULL (on_full fail); TND_E_DEADLINE (the deadline, or
+ * stall_ns); TND_E_CANCELLED; TND_E_CHANGED; TND_E_INVALID (after end); -EBUSY (another thread is
+ * in here); -ENOMEM; -EIO and other -errno of reading.
  */
 TND_API int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view,
 			  struct tnd_error *reterr);
 
-/* Ends the hold on a view's bytes, also after close. Blocking: never. A released view is zeroed. */
+/*
+ * Ends the hold on a view's bytes, also after close, and zeroes the view. NULL and a released view
+ * are allowed. Threads: MT-safe on distinct views. Blocking: never.
+ */
 TND_API void tnd_view_release(struct tnd_view *view);
 
 /*
- * Own delivery: takes the view's memory over from it, aligned to 64 bytes, `bytes` long; tnd_own_free() frees it with the same
- * map_bytes. Return: 0, TND_E_INVALID (not own, or the caller's already).
+ * Own delivery: takes the view's memory over from it. *ret_memory: transferred, aligned to 64
+ * bytes,
+ * `bytes` of the view long; tnd_own_free() frees it with the same map_bytes.
+ * Blocking: never. Return: 0; TND_E_INVALID (not own, or the caller's already).
  */
 TND_API int tnd_view_take(struct tnd_view *view, void **ret_memory, uint64_t *ret_map_bytes);
 
-/* Ends the load soon, from any thread or signal-safe context; next() returns TND_E_CANCELLED. */
+/*
+ * Ends the load soon; next() then returns TND_E_CANCELLED. Async-signal-safe. Blocking: never.
+ */
 TND_API void tnd_load_cancel(struct tnd_load *load);
 
-/* Memory that the consumer took for itself since open, bytes (may be negative): left out of the resident growth. */
+/*
+ * Tells of memory that the consumer took for itself, bytes (negative: gave back): it is left out of
+ * the resident growth. Blocking: never.
+ */
 TND_API void tnd_load_consumer_bytes(struct tnd_load *load, int64_t delta);
 
 /*
- * Ends the phase: threads stopped, caches given back, undelivered tensors dropped. Idempotent: later calls return the same.
- * Blocking: bounded (under a second beyond a read in flight). Return: 0; the load's first error; TND_E_ESCAPED (target phase, views out, no other error; a
+ * Ends the phase: threads stopped, caches given back, undelivered tensors dropped. Idempotent:
+ * later calls return the same.
+ * Threads: one at a time, and not while another is in next().
+ * Blocking: bounded (under a second beyond a read in flight).
+ * Return: 0; the load's first error; TND_E_ESCAPED (target phase, views out, no other error; a
  * warning to the log in the other phases and with on_full copy).
  */
 TND_API int tnd_load_end(struct tnd_load *load, struct tnd_error *reterr);
 
-/* Ends if needed, and frees. Views out stay valid. NULL is allowed. */
+/* Ends if needed, and frees. Views out stay valid. NULL is allowed. Blocking: as end. */
 TND_API void tnd_load_close(struct tnd_load *load);
 
+/* Figures of this moment, after end of the whole. Return: 0; TND_E_INVALID (struct_bytes). */
 TND_API int tnd_load_stats(struct tnd_load *load, struct tnd_load_stats *ret_stats);
+
+/* Peaks become what is live; the budget's counters become zero. Blocking: never. */
 TND_API void tnd_load_reset_peaks(struct tnd_load *load);
 
-/* This rank's object of `tundish.load/1`, and the memlog record of the phase, as JSON. After end. *ret_text: transferred, free(). */
+/*
+ * This rank's object of `tundish.load/1` (docs/format/json.md), and the memlog record of the phase.
+ * *ret_text: transferred, free().
+ * Blocking: never. Return: 0; TND_E_INVALID (before end); -ENOMEM.
+ */
 TND_API int tnd_load_report_json(struct tnd_load *load, char **ret_text);
 TND_API int tnd_load_memlog_json(struct tnd_load *load, char **ret_text);
 

@@ -2,10 +2,11 @@
 /*
  * tundish/log.h - the library's only voice
  *
- * The library never prints. What it has to say beyond errors (a fallback that was taken, who holds the
- * views that a load waits for) goes to one callback per process; without one it is dropped.
+ * The library never prints. What it has to say beyond errors (a fallback that was taken, who holds
+ * the views that a load waits for) goes to one callback per process; without one it is dropped.
  *
- * Threads: MT-safe. The callback can be called from any thread, never while a lock of the library is held.
+ * Threads: MT-safe. The callback can be called from any thread, never while a lock of an object is
+ * held.
  */
 #ifndef TUNDISH_LOG_H
 #define TUNDISH_LOG_H
@@ -25,8 +26,8 @@ typedef void (*tnd_log_fn)(void *arg, int level, const char *message);
 
 /*
  * Sets the process's callback for messages of `level` and above; NULL drops everything.
- * `arg`: handed to each call, borrowed until replaced. Blocking: until running callbacks have returned.
- * Must not be called from the callback.
+ * `arg`: handed to each call, borrowed until replaced. Must not be called from the callback.
+ * Blocking: may sleep until running callbacks have returned.
  */
 TND_API void tnd_log_set(tnd_log_fn fn, void *arg, int level);
 

@@ -4,11 +4,11 @@
  *
  *   checkpoint + layout + options -> create -> look, print, load -> close
  *
- * A plan is data: computed before any read, the same for the same inputs on every rank and machine, printable as JSON,
- * and refused if it cannot fit. Exact rules: docs/design/plan.md.
+ * A plan is data: computed before any read, the same for the same inputs on every rank and machine,
+ * printable as JSON, and refused if it cannot fit. Exact rules: docs/design/plan.md.
  *
- * A tensor is seen as `row_count` rows of `row_bytes`; of each row `part_count` parts are kept, one after the other. A tensor
- * kept whole, or sliced along dimension 0, is one row.
+ * A tensor is seen as `row_count` rows of `row_bytes`; of each row `part_count` parts are kept, one
+ * after the other. A tensor kept whole, or sliced along dimension 0, is one row.
  *
  *            row_bytes
  *        |<------------->|
@@ -32,8 +32,8 @@ struct tnd_plan;
 #define TND_PHASE_TARGET 1u
 #define TND_PHASE_DRAFT 2u
 
-#define TND_SLICE_AUTO \
-	0u /* TUNDISH_TP_SLICE if set, else experts if ep is 1 and moe_tp > 1, else none */
+/* AUTO: TUNDISH_TP_SLICE if set, else EXPERTS if ep is 1 and there are several ranks, else NONE. */
+#define TND_SLICE_AUTO 0u
 #define TND_SLICE_NONE 1u    /* whole tensors */
 #define TND_SLICE_EXPERTS 2u /* routed experts only */
 #define TND_SLICE_ALL 3u     /* the whole table of slicing rules */
@@ -42,9 +42,10 @@ struct tnd_plan;
 #define TND_PACKING_NAME 1u
 #define TND_PACKING_FILE 2u
 
-#define TND_OVERSIZE_REFUSE 0u
-#define TND_OVERSIZE_PIECES 1u
-#define TND_OVERSIZE_OVERRUN 2u
+/* A tensor that cannot fit into the budget. */
+#define TND_OVERSIZE_REFUSE 0u  /* TND_E_OVERSIZE */
+#define TND_OVERSIZE_PIECES 1u  /* handed out in several views */
+#define TND_OVERSIZE_OVERRUN 2u /* goes alone and over the budget, counted */
 
 #define TND_PLACEMENT_LINEAR 0u
 #define TND_PLACEMENT_ROUND_ROBIN 1u
@@ -54,7 +55,7 @@ struct tnd_plan;
 #define TND_PLAN_F_NO_DEFAULT_SKIP 4u /* without the built-in skip pattern of the target phase */
 #define TND_PLAN_F_NAMES 8u /* `names` and `want` restrict the plan, also when name_count is 0 */
 
-#define TND_SLAB_NONE (-1)
+#define TND_SLAB_NONE (-1) /* a buffer for each tensor */
 
 /* Ranks = dp x tp; ep divides them. 0 means 1 for the sizes. */
 struct tnd_layout {
@@ -74,23 +75,20 @@ struct tnd_plan_opts {
 	uint32_t packing;   /* TND_PACKING_* */
 	uint32_t oversize;  /* TND_OVERSIZE_* */
 	uint32_t placement; /* TND_PLACEMENT_* */
-	uint32_t
-		align; /* 0, or a power of two up to 4096: views begin at a multiple of it (packing file copies) */
-	int64_t slab_bytes; /* 0: TUNDISH_SLAB_MB if set, else from the budget; TND_SLAB_NONE: a buffer per tensor */
+	uint32_t align;     /* 0, or a power of two up to 4096: views begin at a multiple of it */
+	int64_t slab_bytes; /* or TND_SLAB_NONE; 0: TUNDISH_SLAB_MB if set, else from the budget */
 	uint64_t budget_bytes;    /* of this rank; 0: tnd_budget_default(dp x tp) */
 	uint64_t run_min_bytes;   /* 0: 64 KiB; runs and gaps from here up are read alone */
 	uint64_t expert_count;    /* 0: from config.json */
 	const char *draft_prefix; /* NULL: "mtp." */
-	const char *const
-		*skip; /* globs over whole names, added to the built-in one; NUL-terminated texts */
+	const char *const *skip;  /* globs over whole names, added to the built-in one */
 	size_t skip_count;
 	const char *const *names; /* globs; with TND_PLAN_F_NAMES nothing else is planned */
 	size_t name_count;
-	int (*want)(void *arg, const char *name,
-		    size_t name_bytes); /* nullable; with TND_PLAN_F_NAMES, asked once a name */
+	/* Nullable; with TND_PLAN_F_NAMES asked once for each name that no glob matches. */
+	int (*want)(void *arg, const char *name, size_t name_bytes);
 	void *want_arg;
-	const char *
-		rules; /* text of a rules file, nullable: one line a rule, a glob and a dimension */
+	const char *rules;      /* nullable; a line for each rule: a glob and a dimension */
 	const char *rules_name; /* shown in errors, nullable */
 };
 
@@ -122,15 +120,19 @@ struct tnd_plan_item {
 	uint64_t slice_bytes;  /* kept bytes of the tensor, all pieces */
 	uint64_t piece_offset; /* of this piece within the tensor's kept bytes */
 	uint64_t slab_offset;  /* where the item's bytes begin in its slab once delivered */
-	uint64_t
-		expert_start; /* experts kept of a fused tensor that EP cuts along dimension 0, also where `dim` is another; else 0, 0 */
+	/*
+	 * Experts kept of a fused tensor that EP cuts along dimension 0; else 0. `dim` may be
+	 * another.
+	 */
+	uint64_t expert_start;
 	uint64_t expert_length;
 };
 
 /*
- * One buffer. Packing name: items at 4 KiB boundaries. Packing file: images of file ranges, one after the other, such
- * that slab address and file offset are congruent modulo 4096; items that are gathered are packed in place from the beginning of
- * their first range on; copies for alignment lie behind the images. tnd_plan_images gives the images.
+ * One buffer. Packing name: items at 4 KiB boundaries. Packing file: images of file ranges, one
+ * after the other, such that slab address and file offset are congruent modulo 4096; items that are
+ * gathered are packed in place from the beginning of their first range on; copies for alignment lie
+ * behind the images. tnd_plan_images gives the images.
  */
 struct tnd_plan_slab {
 	uint64_t bytes;      /* size of the buffer */
@@ -141,10 +143,13 @@ struct tnd_plan_slab {
 	uint32_t flags; /* TND_ITEM_F_OVERSIZED if it is one item's own buffer */
 };
 
-/* A file range [file_begin, file_end) of a slab in packing file. */
+/*
+ * A file range [file_begin, file_end) of a slab in packing file: exactly the bytes that are needed.
+ * Rounded outward to 4 KiB it stays inside the slab and touches no other image.
+ */
 struct tnd_plan_image {
-	uint64_t file_begin,
-		file_end; /* exact bytes needed; rounding outward to 4 KiB stays inside the slab and free of others */
+	uint64_t file_begin;
+	uint64_t file_end;
 	uint64_t slab_offset; /* of file_begin; congruent to it modulo 4096 */
 };
 
@@ -163,68 +168,83 @@ struct tnd_plan_totals {
 	uint64_t slabs;          /* those among them that are slabs; 0 with TND_SLAB_NONE */
 	uint64_t slab_bytes;     /* size limit of a slab, 0 with TND_SLAB_NONE */
 	uint64_t slab_bytes_max; /* largest buffer */
-	uint64_t
-		slab_capacity_bytes; /* what every buffer of up to this size is charged; larger ones their own size */
+	/* What every buffer of up to this size is charged; larger ones their own size. */
+	uint64_t slab_capacity_bytes;
 	uint64_t budget_bytes;
-	uint64_t fixed_bytes;    /* metadata and I/O window: charged from open to close */
-	uint64_t metadata_bytes; /* headers, tables and this plan */
-	uint64_t chunk_bytes;    /* largest single read */
-	uint64_t bounce_bytes;   /* all bounce buffers: part of fixed_bytes */
-	uint64_t window_bytes;   /* page cache that may be in flight: part of fixed_bytes */
-	uint64_t peak_bytes;     /* predicted most charged at once */
-	uint64_t least_budget_bytes;
-	uint64_t run_min_bytes;
+	uint64_t fixed_bytes;        /* metadata and I/O window: charged from open to close */
+	uint64_t metadata_bytes;     /* headers, tables and this plan */
+	uint64_t chunk_bytes;        /* largest single read */
+	uint64_t bounce_bytes;       /* all bounce buffers: part of fixed_bytes */
+	uint64_t window_bytes;       /* page cache that may be in flight: part of fixed_bytes */
+	uint64_t peak_bytes;         /* predicted most charged at once */
+	uint64_t least_budget_bytes; /* each view released before the next is taken */
+	uint64_t run_min_bytes;      /* what 0 became */
 	uint64_t shards_opened;
 	uint64_t shards_skipped;
 };
 
 /*
- * `checkpoint`: referenced until close. `layout`, `opts`: nullable, borrowed for the call.
- * Blocking: never. Return: 0; TND_E_LAYOUT; TND_E_EXPERTS; TND_E_RULES; TND_E_OVERSIZE; TND_E_BUDGET (least budget above the budget, or an
- * explicit slab above it); TND_E_INVALID; -ENOMEM.
+ * Makes a plan. `checkpoint`: referenced until close. `layout`, `opts`: nullable, borrowed for the
+ * call.
+ * Blocking: never. Return: 0; TND_E_LAYOUT; TND_E_EXPERTS; TND_E_RULES; TND_E_OVERSIZE;
+ * TND_E_BUDGET (least budget above the budget, or an explicit slab above it); TND_E_INVALID
+ * (options); -ENOMEM; -errno (no budget given, and the machine's memory cannot be read).
  */
 TND_API int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *layout,
 			    const struct tnd_plan_opts *opts, struct tnd_plan **ret_plan,
 			    struct tnd_error *reterr);
+
+/* Drops the caller's reference. NULL is allowed. Blocking: never. */
 TND_API void tnd_plan_close(struct tnd_plan *plan);
 
-TND_API int tnd_plan_totals(const struct tnd_plan *plan, struct tnd_plan_totals *ret_totals);
-TND_API const struct tnd_layout *tnd_plan_layout(const struct tnd_plan *plan);
-TND_API struct tnd_checkpoint *tnd_plan_checkpoint(const struct tnd_plan *plan); /* borrowed */
-TND_API uint32_t tnd_plan_phase(const struct tnd_plan *plan);
+/* -- looking. Threads: MT-safe. Blocking: never. What is pointed at is borrowed until close. -- */
 
-/* Borrowed until close. */
+/* Return: 0; TND_E_INVALID (struct_bytes). */
+TND_API int tnd_plan_totals(const struct tnd_plan *plan, struct tnd_plan_totals *ret_totals);
+
+/* The layout, with its zeros filled in. */
+TND_API const struct tnd_layout *tnd_plan_layout(const struct tnd_plan *plan);
+TND_API struct tnd_checkpoint *tnd_plan_checkpoint(const struct tnd_plan *plan);
+TND_API uint32_t tnd_plan_phase(const struct tnd_plan *plan); /* TND_PHASE_* */
+
 TND_API const struct tnd_plan_item *tnd_plan_items(const struct tnd_plan *plan, size_t *ret_count);
 TND_API const struct tnd_plan_slab *tnd_plan_slabs(const struct tnd_plan *plan, size_t *ret_count);
 
-/* Images of slab `slab` in packing file, in file order; none in packing name. Return: their number; borrowed until close. */
+/* Images of slab `slab` in packing file, in file order; none in packing name. Return: how many. */
 TND_API size_t tnd_plan_images(const struct tnd_plan *plan, size_t slab,
 			       const struct tnd_plan_image **ret_images);
 
-/* Sentences: dimensions that do not divide, expert counts that disagree. Borrowed until close. */
+/* Sentences: dimensions that do not divide, expert counts that disagree. Return: how many. */
 TND_API size_t tnd_plan_warnings(const struct tnd_plan *plan, const char *const **ret_warnings);
 
-/* The item(s) of a tensor: index of the first. Return: 0; TND_E_NO_TENSOR (not in the plan). */
+/*
+ * The item of a tensor, the first of its pieces. `name`: borrowed for the call.
+ * Return: 0; TND_E_NO_TENSOR (not in the plan).
+ */
 TND_API int tnd_plan_find(const struct tnd_plan *plan, const char *name, size_t name_bytes,
 			  size_t *ret_item);
 
 /*
- * Position of `count` bytes at `offset` of the whole tensor inside what this rank holds, for a caller that narrows by itself.
- * Along the sliced dimension values [start, start + length) are asked for. Return: 0 and the byte offset within the kept bytes of
- * the first row; TND_E_SLICE (outside the slice held; the sentence says what is held and what was asked for); TND_E_NO_TENSOR.
+ * For a caller that narrows by itself: where values [start, start + length) of the whole tensor's
+ * dimension `dim` lie in what this rank holds of it. `name`: borrowed for the call.
+ * *ret_kept_offset: bytes from the beginning of the kept bytes to the first of them, in the first
+ * row.
+ * Return: 0; TND_E_SLICE (outside the slice held; the sentence says what is held and what was asked
+ * for); TND_E_NO_TENSOR.
  */
 TND_API int tnd_plan_narrow(const struct tnd_plan *plan, const char *name, size_t name_bytes,
 			    uint32_t dim, uint64_t start, uint64_t length,
 			    uint64_t *ret_kept_offset, struct tnd_error *reterr);
 
-/* Bytes that all ranks of the layout read together, each byte once. */
+/* Bytes that all ranks of the layout read together, each byte once. Return: 0. */
 TND_API int tnd_plan_node_read_bytes(const struct tnd_plan *plan, uint64_t *ret_bytes);
 
 #define TND_PLAN_JSON_F_TENSORS 1u /* each tensor's place, and each slab */
 
 /*
- * `tundish.plan/1` (docs/format/json.md) for plans of one checkpoint and layout, one a rank. Return: 0, -ENOMEM, TND_E_INVALID.
- * *ret_text: transferred, free().
+ * `tundish.plan/1` (docs/format/json.md) for plans of one checkpoint, layout and phase, one a rank.
+ * `plans`: borrowed for the call. *ret_text: transferred, free().
+ * Return: 0; TND_E_INVALID (no plan, plans that differ, unknown flags); -ENOMEM.
  */
 TND_API int tnd_plan_json(const struct tnd_plan *const *plans, size_t plan_count, uint32_t flags,
 			  char **ret_text);

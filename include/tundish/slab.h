@@ -6,9 +6,9 @@
  * slab is held by a lease with a name. A slab goes back to its pool when the one who filled it has
  * released it and its last lease has ended; nothing is ever overwritten under a holder.
  *
- *   pool create -> slab acquire -> (fill) -> lease ... -> slab release -> lease release ... -> pool close
- *                       ^                                                        |
- *                       `------------- back to the pool, reused -----------------'
+ *   pool create -> acquire -> (fill) -> lease ... -> release -> lease release ... -> pool close
+ *                     ^                                               |
+ *                     `---------- back to the pool, reused -----------'
  *
  * Memory is anonymous, or one memfd a slab (TND_SLAB_POOL_F_SHARED), 2 MiB aligned and on huge
  * pages where they can be had, never from malloc: a closed slab leaves the process at once. Each
@@ -40,9 +40,9 @@ struct tnd_lease;
 
 struct tnd_slab_pool_opts {
 	uint32_t struct_bytes;
-	uint32_t flags; /* TND_SLAB_POOL_F_* */
-	int32_t numa; /* a node, TND_NUMA_AUTO (also for 0 in a zeroed struct: see numa_given) or TND_NUMA_INTERLEAVE */
-	uint32_t numa_given; /* non-zero: `numa` counts */
+	uint32_t flags;      /* TND_SLAB_POOL_F_* */
+	int32_t numa;        /* a node, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE */
+	uint32_t numa_given; /* non-zero: `numa` counts; else TND_NUMA_AUTO */
 	struct tnd_budget
 		*budget;     /* nullable: not charged; referenced until the last slab is gone */
 	uint64_t slab_bytes; /* capacity of a fresh slab for requests up to it; 0: as requested */
@@ -79,7 +79,10 @@ struct tnd_escape_report {
 	const char *const *names; /* sorted */
 };
 
-/* Return: 0, TND_E_INVALID, -ENOMEM. */
+/*
+ * Makes an empty pool. `opts`: borrowed for the call.
+ * Blocking: never. Return: 0; TND_E_INVALID (struct_bytes, unknown flags, numa); -ENOMEM.
+ */
 TND_API int tnd_slab_pool_create(const struct tnd_slab_pool_opts *opts,
 				 struct tnd_slab_pool **ret_pool);
 
@@ -92,44 +95,52 @@ TND_API void tnd_slab_pool_close(struct tnd_slab_pool *pool);
 /*
  * A slab of at least `bytes` (> 0): an idle one if one is large enough, else a fresh mapping, for
  * which idle ones that are too small are given up when the budget needs it. Contents are undefined.
- * `file`: shown in escape reports, copied, nullable. `opts`: how the charge waits, nullable, borrowed for the call. A slab that
- * comes back to the pool while this waits for the budget is taken.
- * Blocking: may sleep. Return: 0, what tnd_budget_charge returns, -ENOMEM, -EMFILE (shared), -EFBIG
+ * `file`: shown in escape reports, copied, nullable. `opts`: how the charge waits, nullable,
+ * borrowed for the call. A slab that comes back to the pool while this waits for the budget is
+ * taken.
+ * Blocking: may sleep. Return: 0; what tnd_budget_charge returns; -ENOMEM; -EMFILE (shared); -EFBIG
  * (shared, RLIMIT_FSIZE).
  */
 TND_API int tnd_slab_acquire(struct tnd_slab_pool *pool, uint64_t bytes, const char *file,
 			     const struct tnd_charge_opts *opts, struct tnd_slab **ret_slab);
 
-/* Ends the filler's own hold. */
+/* Ends the filler's own hold. NULL is allowed. Blocking: never. */
 TND_API void tnd_slab_release(struct tnd_slab *slab);
 
 TND_API void *tnd_slab_data(const struct tnd_slab *slab); /* 4 KiB aligned; 2 MiB from 2 MiB up */
 TND_API uint64_t tnd_slab_bytes(const struct tnd_slab *slab); /* as requested at acquire */
 TND_API int tnd_slab_fd(const struct tnd_slab *slab);         /* memfd, or -1; owned by the slab */
 
-/* A named hold on the slab. `name`: `name_bytes` long, copied. Return: 0, -ENOMEM. */
+/*
+ * A named hold on the slab. `name`: `name_bytes` long, copied.
+ * Blocking: never. Return: 0; -ENOMEM.
+ */
 TND_API int tnd_lease_acquire(struct tnd_slab *slab, const char *name, size_t name_bytes,
 			      struct tnd_lease **ret_lease);
 
-/* Ends the hold, from any thread, also after the pool was closed. NULL is allowed. */
+/*
+ * Ends the hold, from any thread, also after the pool was closed. NULL is allowed. Blocking: never.
+ */
 TND_API void tnd_lease_release(struct tnd_lease *lease);
 
-/* Unmaps idle slabs and refunds their charge. */
+/* Unmaps idle slabs and refunds their charge. Blocking: never. */
 TND_API void tnd_slab_pool_trim(struct tnd_slab_pool *pool);
 
 /*
- * Who still holds what. With `forget`, what is named is not named again, by this pool or another.
- * Return: number of slabs with leases (0: *ret_report is NULL), -ENOMEM. *ret_report: transferred,
- * tnd_escape_report_free.
+ * Who still holds what. With `forget`, what is named is not named again. *ret_report: transferred,
+ * tnd_escape_report_free; NULL where nobody holds anything.
+ * Blocking: never. Return: number of slabs with leases; -ENOMEM.
  */
 TND_API int tnd_slab_pool_escaped(struct tnd_slab_pool *pool, int forget,
 				  struct tnd_escape_report **ret_report);
+
+/* NULL is allowed. */
 TND_API void tnd_escape_report_free(struct tnd_escape_report *report);
 
-/* Return: 0, TND_E_INVALID (struct_bytes). */
+/* Figures of this moment. Blocking: never. Return: 0; TND_E_INVALID (struct_bytes). */
 TND_API int tnd_slab_pool_stats(struct tnd_slab_pool *pool, struct tnd_slab_stats *ret_stats);
 
-/* Peaks become what is live; counters stay. */
+/* Peaks become what is live; counters stay. Blocking: never. */
 TND_API void tnd_slab_pool_reset_peaks(struct tnd_slab_pool *pool);
 
 /*
