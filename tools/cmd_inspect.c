@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_inspect.c - `tundish inspect`: the files and tensors of a checkpoint, as read from its headers */
+/*
+ * cmd_inspect.c - `tundish inspect`: the files and tensors of a checkpoint, as read from its
+ * headers
+ */
 #include "tool.h"
 
 #include <errno.h>
@@ -140,7 +143,10 @@ static json_t *metadata_json(const struct tnd_file *file, bool *failed)
 	for (uint64_t i = 0; object && i < file->metadata_count; i++) {
 		const struct tnd_metadata *entry = &file->metadata[i];
 		json_t *value = json_stringn(entry->value, entry->value_bytes);
-		/* jansson's keys end at a NUL before 2.14's keyn calls; a key with one inside is shown escaped. */
+		/*
+		 * jansson's keys end at a NUL before 2.14's keyn calls; a key with one inside is
+		 * shown escaped.
+		 */
 		char *key = tool_printable(entry->key, entry->key_bytes);
 		bool plain = !memchr(entry->key, '\0', entry->key_bytes);
 

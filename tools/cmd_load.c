@@ -2,9 +2,10 @@
 /*
  * cmd_load.c - `tundish load`: every rank as a process, or one of them
  *
- * The checkpoint and every rank's plan are checked here first: what is refused is refused before any process is started, with
- * status 3 or 4. Then load_node.c runs the ranks, and the results are written: the report even when a file could not be,
- * whose failure is status 5 unless the load itself has failed.
+ * The checkpoint and every rank's plan are checked here first: what is refused is refused before
+ * any process is started, with status 3 or 4. Then load_node.c runs the ranks, and the results are
+ * written: the report even when a file could not be, whose failure is status 5 unless the load
+ * itself has failed.
  */
 #include "load.h"
 

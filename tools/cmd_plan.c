@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_plan.c - `tundish plan`: what each rank would read and keep, and whether it fits, without reading any of it */
+/*
+ * cmd_plan.c - `tundish plan`: what each rank would read and keep, and whether it fits, without
+ * reading any of it
+ */
 #include "tool.h"
 
 #include <errno.h>

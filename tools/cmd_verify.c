@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_verify.c - `tundish verify`: everything that opening checks, going on after a problem; with --deep the data too
+ * cmd_verify.c - `tundish verify`: everything that opening checks, going on after a problem; with
+ * --deep the data too
  *
- * Deep reading shows what a disk cannot give back, and compares files that are named by their SHA-256 (the blobs that a
- * snapshot links to) with that name. It leaves the page cache as it was: a piece that was not cached before it was read is
- * dropped behind the read; where the kernel cannot say (cachestat is missing), each piece is dropped.
+ * Deep reading shows what a disk cannot give back, and compares files that are named by their
+ * SHA-256 (the blobs that a snapshot links to) with that name. It leaves the page cache as it was:
+ * a piece that was not cached before it was read is dropped behind the read; where the kernel
+ * cannot say (cachestat is missing), each piece is dropped.
  */
 #include "tool.h"
 

@@ -2,7 +2,8 @@
 /*
  * load.h - the parts of `tundish load`
  *
- *      cmd_load.c      options; checks checkpoint and every rank's plan before any process is started; writes the results
+ *      cmd_load.c      options; checks checkpoint and every rank's plan before any process is
+ *          |           started; writes the results
  *          |
  *      load_node.c     the parent: starts a process for each rank, listens, cancels, reaps
  *          |   ^
@@ -16,7 +17,8 @@
  * Messages of a rank (`t` says which):
  *      {"t":"progress","done_bytes":..,"total_bytes":..,"charged_bytes":..,"seconds":..}
  *      {"t":"log","message":".."}
- *      {"t":"end","code":..,"file":..,"tensor":..,"message":..,"report":{..}|null,"memlog":{..}|null}
+ *      {"t":"end","code":..,"file":..,"tensor":..,"message":..,"seconds":..,
+ *       "report":{..}|null,"memlog":{..}|null}
  * A rank that ends without "end" has died.
  */
 #ifndef TND_TOOL_LOAD_H
@@ -75,7 +77,10 @@ int64_t load_now_ns(void);
 
 /* -- load_node.c -- */
 
-/* Runs all ranks to their end; errors are in the node. Return: 0, or -errno when they could not be started. */
+/*
+ * Runs all ranks to their end; errors are in the node. Return: 0, or -errno when they could not be
+ * started.
+ */
 int load_node_run(struct load_node *node);
 void load_node_free(struct load_node *node);
 

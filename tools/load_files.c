@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_files.c - the checksum and trace files: a share from each rank, put together by their parent */
+/*
+ * load_files.c - the checksum and trace files: a share from each rank, put together by their parent
+ */
 #include "load.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
 /*
  * load_json.c - `tundish.load/1` from what the ranks reported
  *
- * A rank that died or was refused has no report of the library; its object has every key all the same, with nothing
- * in it, so that readers need no special case.
+ * A rank that died or was refused has no report of the library; its object has every key all the
+ * same, with nothing in it, so that readers need no special case.
  */
 #include "load.h"
 

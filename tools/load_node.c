@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * load_node.c - the parent of the ranks: starts them, listens, and sees to it that nothing is left behind
+ * load_node.c - the parent of the ranks: starts them, listens, and sees to it that nothing is left
+ * behind
  *
  *      start all --> poll { messages of each rank, signals, timers } --> all ended and reaped
  *
- * The first error is the one reported; it cancels the other ranks (SIGTERM, then SIGKILL after PATIENCE_NS). SIGINT, SIGTERM
- * and SIGHUP cancel likewise; a second one kills at once. A rank that ends by a signal, or without its "end" message, has
- * died. Ranks die with this process by themselves (load_rank.c).
+ * The first error is the one reported; it cancels the other ranks (SIGTERM, then SIGKILL after
+ * PATIENCE_NS). SIGINT, SIGTERM and SIGHUP cancel likewise; a second one kills at once. A rank that
+ * ends by a signal, or without its "end" message, has died. Ranks die with this process by
+ * themselves (load_rank.c).
  *
- * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is gone takes its usual course
- * when the mask is restored.
+ * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is
+ * gone takes its usual course when the mask is restored.
  */
 #include "load.h"
 
@@ -328,7 +330,10 @@ static int start_rank(struct load_node *node, struct load_rank *rank, int signal
 	}
 	close(ends[1]);
 	rank->fd = ends[0];
-	/* The last words of a rank are read until the pipe is empty, which must not wait for one that hangs. */
+	/*
+	 * The last words of a rank are read until the pipe is empty, which must not wait for one
+	 * that hangs.
+	 */
 	return fcntl(rank->fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : -errno;
 }
 

@@ -2,12 +2,14 @@
 /*
  * load_rank.c - one rank's process: it plans, loads, consumes, and tells its parent
  *
- * It owns nothing that outlives it: it dies with its parent (PR_SET_PDEATHSIG, and a check that the parent did not die
- * before that was set), SIGTERM cancels the load, SIGINT is left to the parent, which gets it too. It never prints and
- * leaves with _exit, so that what the parent had buffered is not written twice.
+ * It owns nothing that outlives it: it dies with its parent (PR_SET_PDEATHSIG, and a check that the
+ * parent did not die before that was set), SIGTERM cancels the load, SIGINT is left to the parent,
+ * which gets it too. It never prints and leaves with _exit, so that what the parent had buffered is
+ * not written twice.
  *
- * The consumer drops each view at once, as an upload to a device would; with --keep it copies each into one mapping of its
- * own, in steps that it tells to the load, so that its memory is not taken for the loader's.
+ * The consumer drops each view at once, as an upload to a device would; with --keep it copies each
+ * into one mapping of its own, in steps that it tells to the load, so that its memory is not taken
+ * for the loader's.
  */
 #include "load.h"
 
@@ -225,7 +227,9 @@ static int consume(struct child *child, struct tnd_error *error)
 
 /* -- set-up -- */
 
-/* What --keep, --checksum and --trace need, before the load's own figures begin. Return: 0, -errno. */
+/*
+ * What --keep, --checksum and --trace need, before the load's own figures begin. Return: 0, -errno.
+ */
 static int prepare(struct child *child, struct tnd_error *error)
 {
 	struct tnd_plan_totals totals = {.struct_bytes = sizeof(totals)};

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a process may grow by beyond its budget: stacks, the allocator, the page tables of what it touches. */
+/*
+ * What a process may grow by beyond its budget: stacks, the allocator, the page tables of what it
+ * touches.
+ */
 #define RANK_SLACK (UINT64_C(32) << 20)
 
 static int print_ranks(const struct load_node *node)

@@ -2,11 +2,13 @@
 /*
  * options.c - option parsing on top of argp: help, and strict values
  *
- * Each command has an argp of its own with tool_common_argp (help) and, for plan and load, tool_plan_argp as children.
+ * Each command has an argp of its own with tool_common_argp (help) and, for plan and load,
+ * tool_plan_argp as children.
  * --help leaves out the options that are marked OPTION_HIDDEN; --help-all prints a copy of the tables without the mark,
  * so that both, and the check of completions against them, come from one table.
  *
- * Values are strict: "4x", "", "-1" and " 4" are errors that name the option, what it takes, and what was found.
+ * Values are strict: "4x", "", "-1" and " 4" are errors that name the option, what it takes, and
+ * what was found.
  */
 #include "tool.h"
 
@@ -101,7 +103,10 @@ const struct argp tool_common_argp = {.options = common_options, .parser = parse
 
 void tool_parse(const struct argp *argp, int argc, char **argv, void *input)
 {
-	/* The width of help does not depend on the user's argp settings: it is documented to fit 80 columns. */
+	/*
+	 * The width of help does not depend on the user's argp settings: it is documented to fit 80
+	 * columns.
+	 */
 	unsetenv("ARGP_HELP_FMT");
 	argp_parse(argp, argc, argv, ARGP_NO_HELP, NULL, input);
 }

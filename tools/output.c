@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * output.c - what leaves the program: JSON documents, files, and whether standard output took it all
+ * output.c - what leaves the program: JSON documents, files, and whether standard output took it
+ * all
  *
- * Nothing that was to be written is lost silently: every stream is checked when it is closed, and a failure is status 5.
- * Reports are written beside their place and renamed, so that a reader never sees half of one; where the target is
- * not a regular file (/dev/stdout, a FIFO) it is written in place.
+ * Nothing that was to be written is lost silently: every stream is checked when it is closed, and a
+ * failure is status 5. Reports are written beside their place and renamed, so that a reader never
+ * sees half of one; where the target is not a regular file (/dev/stdout, a FIFO) it is written in
+ * place.
  */
 #include "tool.h"
 
@@ -186,7 +188,10 @@ void tool_output_init(void)
 	for (int fd = 0; fd <= 2; fd++) {
 		if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF)
 			continue;
-		/* Read-only on purpose: a write to a standard output that was closed has to fail. The lowest free number is `fd`. */
+		/*
+		 * Read-only on purpose: a write to a standard output that was closed has to fail.
+		 * The lowest free number is `fd`.
+		 */
 		if (open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0)
 			_exit(TOOL_IO);
 	}
@@ -199,7 +204,10 @@ int tool_output_finish(int status)
 	if (fflush(stdout) != 0)
 		code = errno;
 	else if (ferror(stdout))
-		/* Lost earlier, with an errno that nobody kept: what it was shows when one more byte is tried. */
+		/*
+		 * Lost earlier, with an errno that nobody kept: what it was shows when one more
+		 * byte is tried.
+		 */
 		code = write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
 	if (fclose(stdout) != 0 && code == 0)
 		code = errno;

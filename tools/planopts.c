@@ -2,8 +2,9 @@
 /*
  * planopts.c - the layout and plan options that plan and load share, as a child parser of theirs
  *
- * Texts point into argv; the two lists (--names, --skip) grow as options come. What needs the whole command line (the
- * layout adds up, the budget of one rank) is settled at the end: --budget is the node's and is divided by the ranks,
+ * Texts point into argv; the two lists (--names, --skip) grow as options come. What needs the whole
+ * command line (the layout adds up, the budget of one rank) is settled at the end: --budget is the
+ * node's and is divided by the ranks,
  * --rank-budget is one rank's and wins.
  */
 #include "tool.h"

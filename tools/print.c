@@ -2,11 +2,13 @@
 /*
  * print.c - text for people: tables within 80 columns, printable names, colour on terminals only
  *
- * Names come from files that anybody may have written: what would steer a terminal (C0 and C1 control characters) or
- * reorder its text (bidirectional marks) is shown as \u00XX, and broken UTF-8 as \xXX.
+ * Names come from files that anybody may have written: what would steer a terminal (C0 and C1
+ * control characters) or reorder its text (bidirectional marks) is shown as \u00XX, and broken
+ * UTF-8 as \xXX.
  *
- * A table is collected first, since its widths come from its cells. One column may be flexible: it is cut in the middle
- * ("layers.0.ffn...w1.weight") when the line would not fit, because both ends of a tensor's name say which it is.
+ * A table is collected first, since its widths come from its cells. One column may be flexible: it
+ * is cut in the middle ("layers.0.ffn...w1.weight") when the line would not fit, because both ends
+ * of a tensor's name say which it is.
  */
 #include "tool.h"
 
@@ -65,7 +67,9 @@ char *tool_printable(const char *text, size_t text_bytes)
 	return out;
 }
 
-/* Bytes of the character at `text`, its columns in *ret_columns. `text` came from tool_printable. */
+/*
+ * Bytes of the character at `text`, its columns in *ret_columns. `text` came from tool_printable.
+ */
 static size_t step_of(const char *text, size_t *ret_columns)
 {
 	mbstate_t state = {0};
@@ -93,7 +97,10 @@ size_t tool_width(const char *text)
 	return width;
 }
 
-/* Writes characters of `text` that fit into `limit` columns, after skipping `skip` columns. Return: columns written. */
+/*
+ * Writes characters of `text` that fit into `limit` columns, after skipping `skip` columns. Return:
+ * columns written.
+ */
 static size_t put_range(FILE *stream, const char *text, size_t skip, size_t limit)
 {
 	size_t written = 0, passed = 0, columns;

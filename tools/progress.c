@@ -11,8 +11,8 @@
 #define BAR_COLUMNS 24
 
 /*
- * A slow reader must not hold up the load: a step that does not fit into its pipe is left out, and only the last of a
- * rank is waited for. A reader that went away is not written to again.
+ * A slow reader must not hold up the load: a step that does not fit into its pipe is left out, and
+ * only the last of a rank is waited for. A reader that went away is not written to again.
  */
 void load_progress_step(struct load_node *node, const struct load_rank *rank, bool last)
 {

@@ -46,7 +46,10 @@ int cmd_doctor(int argc, char **argv);
 
 /* Status for a code of the library. */
 int tool_status(int code);
-/* "tundish: SENTENCE" on standard error; without a sentence, the code's own. Return: tool_status(code). */
+/*
+ * "tundish: SENTENCE" on standard error; without a sentence, the code's own. Return:
+ * tool_status(code).
+ */
 int tool_fail(int code, const struct tnd_error *error);
 /* "tundish: WHAT: text of the code". Return: tool_status(code). */
 int tool_fail_what(int code, const char *what);
@@ -113,7 +116,10 @@ void tool_json_append(json_t *array, json_t *value, bool *failed);
 json_t *tool_json_u64(uint64_t value);
 /* Object with the document's schema. */
 json_t *tool_json_document(const char *schema);
-/* Prints (and frees) a document on standard output; `failed` or NULL: says that memory ran out. Return: status. */
+/*
+ * Prints (and frees) a document on standard output; `failed` or NULL: says that memory ran out.
+ * Return: status.
+ */
 int tool_json_print(json_t *document, bool failed);
 /* A text as a JSON string, quotes included. `text`: UTF-8. */
 void tool_json_quote(FILE *stream, const char *text, size_t text_bytes);
@@ -131,7 +137,10 @@ void tool_file_abort(struct tool_file *file);
 /* Before long work: can `path` be written? Return: 0, -errno. */
 int tool_file_probe(const char *path);
 
-/* Standard descriptors that are closed are filled, so that no file lands on them and is printed into. */
+/*
+ * Standard descriptors that are closed are filled, so that no file lands on them and is printed
+ * into.
+ */
 void tool_output_init(void);
 /* Flushes and closes standard output. Return: `status`, or TOOL_IO when anything was lost. */
 int tool_output_finish(int status);
@@ -143,13 +152,19 @@ int tool_output_finish(int status);
 /* Colour on `stream`: a terminal, and NO_COLOR is not set. */
 bool tool_colour(FILE *stream);
 
-/* Printable copy: control characters and what reorders text on a terminal escaped. Return: to be freed, or NULL. */
+/*
+ * Printable copy: control characters and what reorders text on a terminal escaped. Return: to be
+ * freed, or NULL.
+ */
 char *tool_printable(const char *text, size_t text_bytes);
 /* Columns that a printable text takes. */
 size_t tool_width(const char *text);
 /* `text` cut in its middle to `columns`, written to `stream`. Return: columns written. */
 size_t tool_put_cut(FILE *stream, const char *text, size_t columns);
-/* A paragraph that begins at `column`, wrapped at TOOL_COLUMNS, continuation lines indented by `indent`. */
+/*
+ * A paragraph that begins at `column`, wrapped at TOOL_COLUMNS, continuation lines indented by
+ * `indent`.
+ */
 void tool_put_wrapped(FILE *stream, const char *text, size_t column, size_t indent);
 
 enum { TOOL_LEFT, TOOL_RIGHT, TOOL_FLEX /* left, and cut when the line is too long */ };

@@ -36,8 +36,9 @@ static inline uint64_t tnd__round_down(uint64_t value, uint64_t align)
 }
 
 /*
- * True if `given` (the caller's struct_bytes) is a size that this library knows: from `least` (first version) to `size` (this one). Larger
- * structs of newer callers are refused: their extra fields would be silently ignored.
+ * True if `given` (the caller's struct_bytes) is a size that this library knows: from `least`
+ * (first version) to `size` (this one). Larger structs of newer callers are refused: their extra
+ * fields would be silently ignored.
  */
 static inline bool tnd__struct_ok(uint32_t given, size_t least, size_t size)
 {
@@ -56,7 +57,8 @@ struct tnd__where {
 };
 
 /*
- * Fills `error` (nullable): code, place and a sentence that begins with file and tensor ("model.safetensors: tensor 'w': ").
+ * Fills `error` (nullable): code, place and a sentence that begins with file and tensor
+ * ("model.safetensors: tensor 'w': ").
  * Return: `code`, so that callers can `return tnd__fail(...)`.
  */
 int tnd__fail(struct tnd_error *error, int code, const struct tnd__where *where, const char *format,
@@ -79,8 +81,8 @@ void tnd__ns_to_timespec(int64_t ns, struct timespec *ret_time);
 /* -- texts (text.c) -- */
 
 /*
- * Printable form of a name: control characters, quotes, backslashes and broken UTF-8 as \u00XX or \xXX; cut with "..." to fit.
- * Always NUL-terminated. Return: out.
+ * Printable form of a name: control characters, quotes, backslashes and broken UTF-8 as \u00XX or
+ * \xXX; cut with "..." to fit. Always NUL-terminated. Return: out.
  */
 const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes);
 
@@ -90,7 +92,10 @@ bool tnd__glob(const char *pattern, const char *text, size_t text_bytes);
 /* Byte order; shorter first among equals. */
 int tnd__compare(const char *a, size_t a_bytes, const char *b, size_t b_bytes);
 
-/* A list of processors or nodes as the kernel writes them ("0-3,8"), into bits[0 .. bit_count). Return: 0, TND_E_INVALID. */
+/*
+ * A list of processors or nodes as the kernel writes them ("0-3,8"), into bits[0 .. bit_count).
+ * Return: 0, TND_E_INVALID.
+ */
 int tnd__list_parse(const char *text, unsigned char *bits, size_t bit_count);
 
 /* A whole small file (/proc, /sys), NUL-terminated. Return: bytes, -errno, -EFBIG. */
@@ -110,7 +115,10 @@ void tnd__text_free(struct tnd__text *text);
 
 /* -- arrays (array.c) -- */
 
-/* Makes room for `need` elements of `element_bytes`, doubling. Return: 0, -ENOMEM (array unchanged). */
+/*
+ * Makes room for `need` elements of `element_bytes`, doubling. Return: 0, -ENOMEM (array
+ * unchanged).
+ */
 int tnd__reserve(void *array_pointer, size_t *capacity, size_t need, size_t element_bytes);
 
 /* A list of sentences. */
@@ -122,10 +130,12 @@ int tnd__sentences_add(struct tnd__sentences *list, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 void tnd__sentences_free(struct tnd__sentences *list);
 
-/* -- failpoints (failpoint.c) --
- *
- * Built with -Dfailpoints=true, TUNDISH_FAILPOINTS="name=ERRNO[@N][xM][,...]" makes the N-th (default first) to N+M-1-th
- * (default: every later one) passage of `name` give -errno ("EIO" or a number); "name=delay:MS" sleeps. Otherwise nothing is compiled in.
+/* -- failpoints (failpoint.c) -- */
+
+/*
+ * Built with -Dfailpoints=true, TUNDISH_FAILPOINTS="name=ERRNO[@N][xM][,...]" makes the N-th
+ * (default: the first) to N+M-1-th (default: every later one) passage of `name` give -errno ("EIO"
+ * or a number); "name=delay:MS" sleeps. Otherwise nothing is compiled in.
  */
 #ifdef TND_FAILPOINTS
 int tnd__failpoint(const char *name);

@@ -2,7 +2,8 @@
 /*
  * failpoint.c - errors and delays on demand, for tests
  *
- * Compiled only with -Dfailpoints=true. The table is read from TUNDISH_FAILPOINTS at the first passage.
+ * Compiled only with -Dfailpoints=true. The table is read from TUNDISH_FAILPOINTS at the first
+ * passage.
  */
 #include "base.h"
 

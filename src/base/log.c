@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.c - the process's log callback; a read-write lock lets tnd_log_set wait for callbacks that run */
+/*
+ * log.c - the process's log callback; a read-write lock lets tnd_log_set wait for callbacks that
+ * run
+ */
 #include <pthread.h>
 #include <stdio.h>
 

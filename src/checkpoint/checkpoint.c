@@ -6,7 +6,8 @@
  *            .tensors  -> one array over all files (and freed)
  *   by_name[]          -> indices into it, in byte order of the names over all files
  *
- * Immutable once it was handed out, but for the count of users: plans and loads keep it alive, and what they read needs no lock.
+ * Immutable once it was handed out, but for the count of users: plans and loads keep it alive, and
+ * what they read needs no lock.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -24,7 +25,10 @@ struct tnd_checkpoint *tnd__checkpoint_ref(struct tnd_checkpoint *checkpoint)
 
 void tnd_checkpoint_close(struct tnd_checkpoint *checkpoint)
 {
-	/* U1: acq_rel, pairs with itself: what other users read is read before the last one frees it. */
+	/*
+	 * U1: acq_rel, pairs with itself: what other users read is read before the last one frees
+	 * it.
+	 */
 	if (!checkpoint ||
 	    atomic_fetch_sub_explicit(&checkpoint->ref_count, 1, memory_order_acq_rel) != 1)
 		return;

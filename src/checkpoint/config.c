@@ -2,9 +2,11 @@
 /*
  * config.c - expert counts and model facts of config.json
  *
- * Looked up at the top, then in the objects that multi-modal models wrap their language model's configuration in. A draft (MTP)
- * stack has keys of its own: "<anything>_n_routed_experts", or another count's name after a prefix that says draft or mtp, or an
- * object of its own. null and 0 say that a model has none of it. Nothing here is an error: slicing works without, or says what it lacks.
+ * Looked up at the top, then in the objects that multi-modal models wrap their language model's
+ * configuration in. A draft (MTP) stack has keys of its own: "<anything>_n_routed_experts", or
+ * another count's name after a prefix that says draft or mtp, or an object of its own. null and 0
+ * say that a model has none of it. Nothing here is an error: slicing works without, or says what it
+ * lacks.
  */
 #include <errno.h>
 #include <jansson.h>

@@ -2,13 +2,15 @@
 /*
  * file.c - opens one safetensors file and reads its header, and nothing else of it
  *
- *   open (never blocks) -> regular? -> first 4 KiB -> length plausible? -> the rest of the header -> scan -> names kept, text given back
+ *   open (never blocks) -> regular? -> first 4 KiB -> length plausible? -> the rest of the header
+ *        -> scan -> names kept, text given back
  *
- * What people have instead of a safetensors file is named for what it is, but only after its first eight bytes made no sense as a
- * length: a valid file is never taken for something else.
+ * What people have instead of a safetensors file is named for what it is, but only after its first
+ * eight bytes made no sense as a length: a valid file is never taken for something else.
  *
- * Page cache: the descriptor is told FADV_RANDOM, so that no data is read ahead, and header pages of which none was cached before
- * are dropped afterwards. Where the kernel cannot say (cachestat, 6.5), they are left alone. All of this is best effort.
+ * Page cache: the descriptor is told FADV_RANDOM, so that no data is read ahead, and header pages
+ * of which none was cached before are dropped afterwards. Where the kernel cannot say (cachestat,
+ * 6.5), they are left alone. All of this is best effort.
  *
  * The descriptor stays open: a file that is replaced later is still the one that was checked.
  */
@@ -121,7 +123,10 @@ static int fail_kind(const char *name, mode_t mode, struct tnd_error *error)
 			 "expected a regular file, found %s", kind_of(mode));
 }
 
-/* Opens without ever waiting for the other end of a FIFO or a device. Return: descriptor of a regular file, or the failure. */
+/*
+ * Opens without ever waiting for the other end of a FIFO or a device. Return: descriptor of a
+ * regular file, or the failure.
+ */
 static int open_regular(const char *path, const char *name, uint64_t *ret_bytes,
 			struct tnd_error *error)
 {
@@ -201,7 +206,9 @@ static bool is_html(const unsigned char *text, size_t bytes)
 	       begins(text, bytes, "<?xml", 5);
 }
 
-/* What a file is whose length field makes no sense, with what to do; NULL if that cannot be told. */
+/*
+ * What a file is whose length field makes no sense, with what to do; NULL if that cannot be told.
+ */
 static const char *recognise(const unsigned char *text, size_t bytes)
 {
 	static const struct {

@@ -5,13 +5,15 @@
  *   text  | names, NUL-terminated | dead | not yet read              |
  *         0                     kept    at                         end
  *
- * One pass. `kept` never passes `at`: what is kept of a string is its decoded bytes and a NUL, and the string itself took at
- * least two quotes more. Shapes go into one growing array and find their tensors again at the end, as both are in the header's order.
+ * One pass. `kept` never passes `at`: what is kept of a string is its decoded bytes and a NUL, and
+ * the string itself took at least two quotes more. Shapes go into one growing array and find their
+ * tensors again at the end, as both are in the header's order.
  *
- * Invariant behind the unchecked casts: a header is at most UINT32_MAX bytes, so every length and count in it fits 32 bits.
+ * Invariant behind the unchecked casts: a header is at most UINT32_MAX bytes, so every length and
+ * count in it fits 32 bits.
  *
- * Failure: the first problem in reading order; then, over the whole table (headercheck.c), duplicate names before offsets before the
- * data's end. Nothing is left allocated.
+ * Failure: the first problem in reading order; then, over the whole table (headercheck.c),
+ * duplicate names before offsets before the data's end. Nothing is left allocated.
  */
 #include <errno.h>
 #include <stdlib.h>

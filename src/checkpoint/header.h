@@ -2,9 +2,9 @@
 /*
  * header.h - one safetensors header as a table of tensors
  *
- * The text of the header is the arena of its names: they are unescaped and moved to its front while it is read, each with a
- * NUL after it, so a tensor costs no allocation. Where the text goes, names and metadata must have gone with it
- * (tnd__header_detach).
+ * The text of the header is the arena of its names: they are unescaped and moved to its front while
+ * it is read, each with a NUL after it, so a tensor costs no allocation. Where the text goes, names
+ * and metadata must have gone with it (tnd__header_detach).
  */
 #ifndef TND_HEADER_H
 #define TND_HEADER_H
@@ -39,13 +39,16 @@ struct tnd__header {
 };
 
 /*
- * Reads and checks a whole header. Return: 0; TND_E_FORMAT, _DTYPE, _DUPLICATE, _OFFSETS, _SHAPE, _TRUNCATED, _TRAILING; -ENOMEM.
- * On failure there is nothing to free.
+ * Reads and checks a whole header. Return: 0; TND_E_FORMAT, _DTYPE, _DUPLICATE, _OFFSETS, _SHAPE,
+ * _TRUNCATED, _TRAILING; -ENOMEM. On failure there is nothing to free.
  */
 int tnd__header_scan(const struct tnd__header_text *text, struct tnd__header *ret_header,
 		     struct tnd_error *reterr);
 
-/* Copies names and metadata out of the caller's text, which may then go. Return: 0, -ENOMEM (unchanged). */
+/*
+ * Copies names and metadata out of the caller's text, which may then go. Return: 0, -ENOMEM
+ * (unchanged).
+ */
 int tnd__header_detach(struct tnd__header *header);
 
 void tnd__header_free(struct tnd__header *header);
@@ -59,15 +62,16 @@ struct tnd__sort_key {
 };
 
 /*
- * Puts keys [0, count) into byte order of the names of tensors[key.index]. `spare`: room for as many keys. Stable; keys that
- * are in order already cost one pass.
+ * Puts keys [0, count) into byte order of the names of tensors[key.index]. `spare`: room for as
+ * many keys. Stable; keys that are in order already cost one pass.
  */
 void tnd__sort_names(const struct tnd_tensor *tensors, struct tnd__sort_key *keys,
 		     struct tnd__sort_key *spare, size_t count);
 
 /*
- * Second half of the scan. Tensors in the header's order, `offset` relative to the data; `positions`: of their names in the
- * file. Refuses duplicate names, holes, overlaps, missing and trailing data; then sorts by name and makes offsets absolute.
+ * Second half of the scan. Tensors in the header's order, `offset` relative to the data;
+ * `positions`: of their names in the file. Refuses duplicate names, holes, overlaps, missing and
+ * trailing data; then sorts by name and makes offsets absolute.
  */
 int tnd__header_check(const struct tnd__header_text *text, struct tnd__header *header,
 		      const uint64_t *positions, struct tnd_error *reterr);

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * headercheck.c - the table of a header as a whole: names are unique, data has no hole and no overlap
+ * headercheck.c - the table of a header as a whole: names are unique, data has no hole and no
+ * overlap
  *
- * Both checks look at neighbours in a sorted order. The order is a sort of keys, 16 bytes and an index, by a merge sort that
- * returns at once where keys are in order already and merges what runs there are: writers sort by name, or by dtype and then name, and
- * lay data out in that order, so both sorts are one pass for nearly every file.
+ * Both checks look at neighbours in a sorted order. The order is a sort of keys, 16 bytes and an
+ * index, by a merge sort that returns at once where keys are in order already and merges what runs
+ * there are: writers sort by name, or by dtype and then name, and lay data out in that order, so
+ * both sorts are one pass for nearly every file.
  *
- * Names: the 16 bytes are the name's, big-endian, zeros after its end. Names that agree in them form a group, which is sorted by the
- * next 16 bytes, and so on ("model.layers.10.mlp.experts..." decides nothing at first). Groups that are small, or that agree in
- * DEEP_BYTES, are compared as whole names: so depth is bounded, and the worst case is that of a merge sort with memcmp.
+ * Names: the 16 bytes are the name's, big-endian, zeros after its end. Names that agree in them
+ * form a group, which is sorted by the next 16 bytes, and so on ("model.layers.10.mlp.experts..."
+ * decides nothing at first). Groups that are small, or that agree in DEEP_BYTES, are compared as
+ * whole names: so depth is bounded, and the worst case is that of a merge sort with memcmp.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +24,10 @@
 
 typedef unsigned long long ull;
 
-/* Without a branch: which of two keys is first is as good as random, and a wrong guess costs more than the comparison. */
+/*
+ * Without a branch: which of two keys is first is as good as random, and a wrong guess costs more
+ * than the comparison.
+ */
 static inline bool key_before(const struct tnd__sort_key *a, const struct tnd__sort_key *b)
 {
 	return (a->high < b->high) | ((a->high == b->high) & (a->low < b->low));
@@ -82,7 +88,10 @@ static void insertion_sort(const struct tnd_tensor *tensors, struct tnd__sort_ke
 	}
 }
 
-/* Natural merge sort: passes over pairs of runs until one run is left. Short runs are first made SMALL_COUNT long. */
+/*
+ * Natural merge sort: passes over pairs of runs until one run is left. Short runs are first made
+ * SMALL_COUNT long.
+ */
 static void sort(const struct tnd_tensor *tensors, struct tnd__sort_key *keys,
 		 struct tnd__sort_key *spare, size_t count)
 {

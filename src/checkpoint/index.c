@@ -2,14 +2,15 @@
 /*
  * index.c - the index of a checkpoint of many files
  *
- *   {"metadata": {"total_size": ...}, "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
+ *   {"metadata": {...}, "weight_map": {"name": "model-00001-of-00002.safetensors", ...}}
  *
- * weight_map is the authority; metadata is a hint and not looked at. File names are relative to the index and stay below it: an
- * absolute path or `..` is refused, a symbolic link is followed. Here only the text is checked; that files and names exist is checked by
- * the opener.
+ * weight_map is the authority; metadata is a hint and not looked at. File names are relative to the
+ * index and stay below it: an absolute path or `..` is refused, a symbolic link is followed. Here
+ * only the text is checked; that files and names exist is checked by the opener.
  *
- * Read with the header's cursor and not with jansson: 100,000 names took jansson 300 ms and 24 MB that its many small
- * allocations left in the heap; this is one pass over the text, which is also what the names live in.
+ * Read with the header's cursor and not with jansson: 100,000 names took jansson 300 ms and 24 MB
+ * that its many small allocations left in the heap; this is one pass over the text, which is also
+ * what the names live in.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -69,7 +70,9 @@ static const char *end_text(const struct tnd__span *span)
 	return text;
 }
 
-/* The value of an entry: the name of its file. Neighbours mostly have the same: they share a run. */
+/*
+ * The value of an entry: the name of its file. Neighbours mostly have the same: they share a run.
+ */
 static int parse_file(struct parse *parse, struct tnd_tensor *entry)
 {
 	struct tnd__json *json = &parse->json;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * indexed.c - opens the files that an index names and makes the index come true, or says all that is wrong
+ * indexed.c - opens the files that an index names and makes the index come true, or says all that
+ * is wrong
  *
  *   files there? -> headers -> each name in its file? -> what is not named is taken out and counted
  *
- * All that is missing is told in one sentence, cut where it gets long: who downloads again wants the list, not the first of it.
- * Names are looked up where the one before was found first: an index mostly lists a file's names together and in order.
+ * All that is missing is told in one sentence, cut where it gets long: who downloads again wants
+ * the list, not the first of it. Names are looked up where the one before was found first: an index
+ * mostly lists a file's names together and in order.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -84,7 +86,10 @@ static int check_files_exist(struct tnd__opener *opener)
 	return tnd__opener_settle(opener, rc);
 }
 
-/* The part that was opened for each file of the index, NULL where it could not be. Parts are in the order of the files. */
+/*
+ * The part that was opened for each file of the index, NULL where it could not be. Parts are in the
+ * order of the files.
+ */
 static void match_parts(struct tnd__opener *opener, struct tnd__part **part_of_file)
 {
 	size_t at = 0;
@@ -195,7 +200,10 @@ out:
 	return rc;
 }
 
-/* *.safetensors files that the index does not name are not opened; that they are there is worth a word. */
+/*
+ * *.safetensors files that the index does not name are not opened; that they are there is worth a
+ * word.
+ */
 static int warn_left_out(struct tnd__opener *opener)
 {
 	for (size_t i = 0; i < opener->entries.count; i++) {

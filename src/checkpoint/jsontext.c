@@ -5,11 +5,12 @@
  *   start           at                      end
  *     |  consumed    |  not yet looked at    |
  *
- * What lies before `at` is dead text: strings that hold escapes are decoded into it, and the owner of the cursor moves
- * names there. So nothing here looks back behind `at`.
+ * What lies before `at` is dead text: strings that hold escapes are decoded into it, and the owner
+ * of the cursor moves names there. So nothing here looks back behind `at`.
  *
- * Strings: eight bytes at a time while none of them is a quote, a backslash, a control character or above 0x7f; only those
- * four are looked at singly. Failure: its code with the byte, cursor left where the refused thing begins.
+ * Strings: eight bytes at a time while none of them is a quote, a backslash, a control character or
+ * above 0x7f; only those four are looked at singly. Failure: its code with the byte, cursor left
+ * where the refused thing begins.
  */
 #include <endian.h>
 #include <stdio.h>
@@ -91,7 +92,10 @@ int tnd__json_next(struct tnd__json *json, unsigned char close, bool *first)
 	return 1;
 }
 
-/* The top bit of each byte of `word` that is a quote, a backslash, below 0x20 or above 0x7f; bits above the lowest may be false. */
+/*
+ * The top bit of each byte of `word` that is a quote, a backslash, below 0x20 or above 0x7f; bits
+ * above the lowest may be false.
+ */
 static inline uint64_t special_bits(uint64_t word)
 {
 	uint64_t quote = word ^ ONES * '"', slash = word ^ ONES * '\\';
@@ -118,7 +122,10 @@ static inline unsigned char *plain_end(unsigned char *at, const unsigned char *e
 	return at;
 }
 
-/* Length of the UTF-8 sequence at `at`, 0 if it is broken, too long for its value, a surrogate or above U+10FFFF. */
+/*
+ * Length of the UTF-8 sequence at `at`, 0 if it is broken, too long for its value, a surrogate or
+ * above U+10FFFF.
+ */
 static size_t utf8_bytes(const unsigned char *at, size_t left)
 {
 	unsigned char low = 0x80, high = 0xbf;
@@ -194,7 +201,10 @@ static size_t utf8_write(uint32_t point, unsigned char *out)
 	return 4;
 }
 
-/* Decodes the escape at `in` to `*out`, which is not above `in`. Return: behind the escape, or NULL (refused). */
+/*
+ * Decodes the escape at `in` to `*out`, which is not above `in`. Return: behind the escape, or NULL
+ * (refused).
+ */
 static unsigned char *unescape(struct tnd__json *json, unsigned char *in, unsigned char **out)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
@@ -396,7 +406,10 @@ int tnd__json_skip(struct tnd__json *json)
 				return rc;
 			first = false;
 		}
-		/* Ends as many containers as end here, then stands at the next item or behind the whole value. */
+		/*
+		 * Ends as many containers as end here, then stands at the next item or behind the
+		 * whole value.
+		 */
 		while (depth && (rc = tnd__json_next(json, close[depth - 1], &first)) == 0) {
 			depth--;
 			first = false;

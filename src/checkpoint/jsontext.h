@@ -2,8 +2,9 @@
 /*
  * jsontext.h - a cursor over the JSON text of a safetensors header or index
  *
- * Strict JSON (RFC 8259): UTF-8 is validated, escapes are decoded in place over their own source (a decoded string is never
- * longer), numbers are exact unsigned 64-bit integers, nothing recurses. Every refusal names the byte in the file.
+ * Strict JSON (RFC 8259): UTF-8 is validated, escapes are decoded in place over their own source (a
+ * decoded string is never longer), numbers are exact unsigned 64-bit integers, nothing recurses.
+ * Every refusal names the byte in the file.
  */
 #ifndef TND_JSONTEXT_H
 #define TND_JSONTEXT_H
@@ -29,7 +30,10 @@ struct tnd__span {
 	size_t bytes;
 };
 
-/* Refuses the text because of what stands at `at`; the sentence gets the byte position at its end. Return: `code`. */
+/*
+ * Refuses the text because of what stands at `at`; the sentence gets the byte position at its end.
+ * Return: `code`.
+ */
 int tnd__json_fail(struct tnd__json *json, int code, const unsigned char *at, const char *format,
 		   ...) __attribute__((format(printf, 4, 5)));
 
@@ -42,8 +46,8 @@ void tnd__json_space(struct tnd__json *json);
 int tnd__json_take(struct tnd__json *json, unsigned char c, const char *what);
 
 /*
- * Moves to the next item of an array or object that `close` ends; `first` is true before the first call. Return: 1 and the
- * cursor at the item, 0 and the cursor behind `close`, or a refusal.
+ * Moves to the next item of an array or object that `close` ends; `first` is true before the first
+ * call. Return: 1 and the cursor at the item, 0 and the cursor behind `close`, or a refusal.
  */
 int tnd__json_next(struct tnd__json *json, unsigned char close, bool *first);
 

@@ -2,15 +2,18 @@
 /*
  * opener.c - from a path to a checked checkpoint
  *
- *   path is a folder --> an index? --yes--> files that it names, all there? --> headers --> names all there? --.
- *      |                     '-----no----> every *.safetensors file --------> headers ------------------------+-> one table
- *      '--- an index file: its folder with that index                                                         |   names unique?
- *      '--- any other file, or a list of files ------------------------------> headers -----------------------'   config.json
+ *   path is a folder --> an index? --yes--> its files all there? -> headers -> names all there? -.
+ *      |                     '-----no-----> every *.safetensors -> headers ----------------------+
+ *      |--- an index file: its folder with that index                                            |
+ *      '--- any other file, or a list of files ------------------> headers ----------------------+
+ *                                                                                                v
+ *                                                           one table; names unique?; config.json
  *
- * Opening stops at the first problem; checking hands each to the caller and goes on with what is left. Both are this code: tnd__opener_settle()
- * decides. Memory that runs out ends both.
+ * Opening stops at the first problem; checking hands each to the caller and goes on with what is
+ * left. Both are this code: tnd__opener_settle() decides. Memory that runs out ends both.
  *
- * Serial: a warm header costs its scan, 48 of them with 100,000 tensors a few tens of milliseconds, less than threads would save.
+ * Serial: a warm header costs its scan, 48 of them with 100,000 tensors a few tens of milliseconds,
+ * less than threads would save.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -122,7 +125,10 @@ static int fail_no_files(struct tnd__opener *opener)
 			 other ? ": convert it, or get the safetensors version)" : "");
 }
 
-/* Whether an entry of the folder is to be opened: anything but what is there and is no regular file. */
+/*
+ * Whether an entry of the folder is to be opened: anything but what is there and is no regular
+ * file.
+ */
 static bool is_candidate(struct tnd__opener *opener, const char *name, int *ret_rc)
 {
 	char *path = tnd__path_join(opener->folder, name);

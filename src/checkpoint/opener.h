@@ -35,7 +35,10 @@ int tnd__opener_compare(const void *a, const void *b);
 
 bool tnd__has_suffix(const char *text, const char *suffix);
 
-/* Opens what opener->index_name names and takes out what it leaves out (indexed.c). Return: as settled. */
+/*
+ * Opens what opener->index_name names and takes out what it leaves out (indexed.c). Return: as
+ * settled.
+ */
 int tnd__open_indexed(struct tnd__opener *opener);
 
 #endif

@@ -2,7 +2,8 @@
 /*
  * parts.h - what a checkpoint is put together from: one file, the index, config.json
  *
- * Each is usable alone. Texts that come from disk are parsed from a buffer, so that fuzzers reach the parsers directly.
+ * Each is usable alone. Texts that come from disk are parsed from a buffer, so that fuzzers reach
+ * the parsers directly.
  */
 #ifndef TND_PARTS_H
 #define TND_PARTS_H
@@ -11,7 +12,10 @@
 
 /* -- one file (file.c) -- */
 
-/* Room for one header at a time; mapped, so that it goes back to the system at the end. Zero-initialised. */
+/*
+ * Room for one header at a time; mapped, so that it goes back to the system at the end.
+ * Zero-initialised.
+ */
 struct tnd__scratch {
 	unsigned char *data;
 	size_t bytes;
@@ -27,15 +31,18 @@ struct tnd__part {
 };
 
 /*
- * Opens and scans one file. `opts`: struct_bytes set, max_header_bytes not 0. Return: 0; see tnd_checkpoint_open(). Nothing to free
- * on failure.
+ * Opens and scans one file. `opts`: struct_bytes set, max_header_bytes not 0. Return: 0; see
+ * tnd_checkpoint_open(). Nothing to free on failure.
  */
 int tnd__part_open(const char *path, const char *name, const struct tnd_checkpoint_opts *opts,
 		   struct tnd__scratch *scratch, struct tnd__part *ret_part,
 		   struct tnd_error *reterr);
 void tnd__part_free(struct tnd__part *part);
 
-/* A whole regular file of at most `most` bytes; `*ret_text` is freed by the caller. Return: 0, -errno, -EFBIG, TND_E_NOT_SAFETENSORS. */
+/*
+ * A whole regular file of at most `most` bytes; `*ret_text` is freed by the caller. Return: 0,
+ * -errno, -EFBIG, TND_E_NOT_SAFETENSORS.
+ */
 int tnd__slurp(const char *path, const char *name, uint64_t most, char **ret_text,
 	       size_t *ret_bytes, struct tnd_error *reterr);
 
@@ -59,8 +66,8 @@ int tnd__index_parse(char *text, size_t bytes, const char *name, struct tnd__ind
 void tnd__index_free(struct tnd__index *index);
 
 /*
- * The index that governs a folder, out of the names of its files. Return: 1 and its name in `*ret_name` (borrowed from `names`), 0
- * if there is none, TND_E_INDEX if it is not clear which.
+ * The index that governs a folder, out of the names of its files. Return: 1 and its name in
+ * `*ret_name` (borrowed from `names`), 0 if there is none, TND_E_INDEX if it is not clear which.
  */
 int tnd__index_choose(char *const *names, size_t name_count, const char *folder,
 		      const char **ret_name, struct tnd_error *reterr);
@@ -77,7 +84,10 @@ void tnd__config_init(struct tnd__config *config);
 int tnd__config_parse(const char *text, size_t bytes, const char *name,
 		      struct tnd__config *ret_config, struct tnd__sentences *warnings);
 
-/* The same from `folder`/config.json; a file that is not there is no warning, one that cannot be read is. */
+/*
+ * The same from `folder`/config.json; a file that is not there is no warning, one that cannot be
+ * read is.
+ */
 int tnd__config_load(const char *folder, struct tnd__config *ret_config,
 		     struct tnd__sentences *warnings);
 
@@ -97,8 +107,9 @@ struct tnd_checkpoint {
 };
 
 /*
- * Makes the table of `parts`, which are in order. Names that stand twice are
- * left for the caller to find in by_name. On success the parts (also the array), and what they own, are the checkpoint's. Return: 0, -ENOMEM.
+ * Makes the table of `parts`, which are in order. Names that stand twice are left for the caller to
+ * find in by_name. On success the parts (also the array), and what they own, are the checkpoint's.
+ * Return: 0, -ENOMEM.
  */
 int tnd__checkpoint_build(struct tnd__part *parts, size_t part_count,
 			  struct tnd_checkpoint **ret_checkpoint);

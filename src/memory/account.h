@@ -47,8 +47,7 @@ struct tnd_budget {
 	struct tnd__link queue;
 	uint64_t refs;
 	uint64_t queued_bytes;
-	uint64_t
-		wake_count; /* of tnd_budget_wake(): closes the gap between `cancelled` and sleeping */
+	uint64_t wake_count; /* of tnd_budget_wake(): none is lost between `cancelled` and sleep */
 	struct tnd_budget_stats stats;
 	struct tnd__key **buckets; /* chains; NULL until the first key */
 	size_t bucket_count, key_count;

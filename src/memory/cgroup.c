@@ -3,15 +3,18 @@
  * cgroup.c - what the cgroups above us leave
  *
  *   /proc/self/cgroup      "4:memory:/a/b" (v1), "0::/a/b" (v2)      which cgroup we are in
- *   /proc/self/mountinfo   root "/a", mount point /sys/fs/cgroup/..  where the hierarchy can be seen, and from where on
+ *   /proc/self/mountinfo   root "/a", mount point /sys/fs/cgroup/..  where the hierarchy can be
+ *                                                                    seen, and from where on
  *
  *   directory of ours = mount point + (path without root), then each parent up to the mount point
  *
- * In a container the path can name what the mount does not show, or the mount can show only our own part as its root. A directory that
- * is not there is skipped, so the walk then begins at the nearest parent that is, at the latest the mount point.
+ * In a container the path can name what the mount does not show, or the mount can show only our own
+ * part as its root. A directory that is not there is skipped, so the walk then begins at the
+ * nearest parent that is, at the latest the mount point.
  *
- * A level leaves limit - usage + file cache that can be reclaimed. In v1 a group may be bound by a parent that the mount does not show:
- * hierarchical_memory_limit knows. Both hierarchies are looked at; the memory controller is in one of them, the other has no files.
+ * A level leaves limit - usage + file cache that can be reclaimed. In v1 a group may be bound by a
+ * parent that the mount does not show: hierarchical_memory_limit knows. Both hierarchies are looked
+ * at; the memory controller is in one of them, the other has no files.
  */
 #include <stdio.h>
 #include <string.h>
@@ -148,7 +151,10 @@ static bool listed(const char *list, const char *word)
 	return false;
 }
 
-/* "id parent dev root mount options [tags] - type source options": takes it if it is the hierarchy, and shows more of our path. */
+/*
+ * "id parent dev root mount options [tags] - type source options": takes it if it is the hierarchy,
+ * and shows more of our path.
+ */
 static void try_mount(char *line, struct hierarchy *hierarchy)
 {
 	char *fields[6], *after = strstr(line, " - "), *type, *rest = line;

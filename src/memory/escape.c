@@ -2,8 +2,9 @@
 /*
  * escape.c - who still holds what
  *
- * The report is one block of memory: the report, its slabs, two arrays of names (by slab; over all), the texts. Two passes under the pool's
- * lock: one counts, one fills; in between the block is allocated, so both see the same leases.
+ * The report is one block of memory: the report, its slabs, two arrays of names (by slab; over
+ * all), the texts. Two passes under the pool's lock: one counts, one fills; in between the block is
+ * allocated, so both see the same leases.
  */
 #include <errno.h>
 #include <string.h>

@@ -2,8 +2,9 @@
 /*
  * huge.c - how much of a pool is on huge pages
  *
- * Asked of the kernel with PAGEMAP_SCAN (Linux 6.7), which looks only at our ranges; else read from smaps, which walks the page tables of
- * the whole process and adds neighbouring mappings up. Either way a sample, for the report.
+ * Asked of the kernel with PAGEMAP_SCAN (Linux 6.7), which looks only at our ranges; else read from
+ * smaps, which walks the page tables of the whole process and adds neighbouring mappings up. Either
+ * way a sample, for the report.
  */
 #include <fcntl.h>
 #include <stdio.h>

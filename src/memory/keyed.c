@@ -6,8 +6,9 @@
  *   (no key) -----------> waiting: leader ---------> charged: count n -------------> (no key)
  *                         + followers      with all its followers
  *
- * The leader's ticket stands in the budget's queue; followers hang on the key. A leader that gives up hands its place in the queue to the
- * first follower. A key is waiting exactly while it has a leader. All under the budget's lock.
+ * The leader's ticket stands in the budget's queue; followers hang on the key. A leader that gives
+ * up hands its place in the queue to the first follower. A key is waiting exactly while it has a
+ * leader. All under the budget's lock.
  */
 #include <errno.h>
 
@@ -24,7 +25,10 @@ struct tnd__key {
 
 static size_t bucket_of(uint64_t key, size_t bucket_count)
 {
-	/* Keys are often addresses: the low bits say nothing, a multiplication brings the others up. */
+	/*
+	 * Keys are often addresses: the low bits say nothing, a multiplication brings the others
+	 * up.
+	 */
 	return (size_t)(key * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (bucket_count - 1);
 }
 
@@ -40,7 +44,9 @@ static struct tnd__key *find(const struct tnd_budget *budget, uint64_t key)
 	return at;
 }
 
-/* Keeps chains short. Only the first table is needed; without memory for a larger one chains grow. */
+/*
+ * Keeps chains short. Only the first table is needed; without memory for a larger one chains grow.
+ */
 static int grow(struct tnd_budget *budget)
 {
 	size_t count = budget->bucket_count ? budget->bucket_count * 2 : 64;
@@ -174,7 +180,10 @@ static int join(struct tnd_budget *budget, struct tnd__key *key, struct tnd__tic
 	return TND__QUEUED;
 }
 
-/* A charge of a key that is not: `*fresh` becomes it and is taken over unless that fails. Return: as tnd__budget_enter(), -ENOMEM. */
+/*
+ * A charge of a key that is not: `*fresh` becomes it and is taken over unless that fails. Return:
+ * as tnd__budget_enter(), -ENOMEM.
+ */
 static int begin(struct tnd_budget *budget, struct tnd__key **fresh, struct tnd__ticket *ticket,
 		 uint64_t bytes, const struct tnd_charge_opts *opts, bool last)
 {

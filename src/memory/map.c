@@ -2,11 +2,12 @@
 /*
  * map.c - mappings: alignment, huge pages, memfds, NUMA nodes
  *
- * From 2 MiB up a mapping begins at a 2 MiB boundary: address space is taken 2 MiB too large, and what sticks out is given back at once.
- * Anonymous memory then gets huge pages at first touch (MADV_HUGEPAGE). The pages of a memfd are huge only where the system says so
- * for shared memory, which it mostly does not; MADV_COLLAPSE asks for them once, and allocates them (it refuses 2 MiB of which no page is
- * there yet, so one of each is touched). Below 2 MiB huge pages would only
- * make small buffers resident beyond their size.
+ * From 2 MiB up a mapping begins at a 2 MiB boundary: address space is taken 2 MiB too large, and
+ * what sticks out is given back at once. Anonymous memory then gets huge pages at first touch
+ * (MADV_HUGEPAGE). The pages of a memfd are huge only where the system says so for shared memory,
+ * which it mostly does not; MADV_COLLAPSE asks for them once, and allocates them (it refuses 2 MiB
+ * of which no page is there yet, so one of each is touched). Below 2 MiB huge pages would only make
+ * small buffers resident beyond their size.
  *
  * All of it but the mapping itself is advice: a refusal changes speed, not results.
  */
@@ -21,8 +22,9 @@
 #include "pool.h"
 
 /*
- * Memory that leaves with a tensor: a mapping of its own from here up. A model of 100,000 small tensors would run into the kernel's limit of
- * mappings (vm.max_map_count, 65,530), and pay a system call and a page for each.
+ * Memory that leaves with a tensor: a mapping of its own from here up. A model of 100,000 small
+ * tensors would run into the kernel's limit of mappings (vm.max_map_count, 65,530), and pay a
+ * system call and a page for each.
  */
 #define OWN_MAP_LEAST TND__KIB(64)
 #define OWN_ALIGN 64

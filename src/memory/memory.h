@@ -6,7 +6,8 @@
  *   slab.c, lease.c      the pool, its mappings and who holds them
  *   escape.c             the report of leases that are still out
  *   map.c, huge.c        mappings, where their pages go, how many of them are huge
- *   host.c, meminfo.c, cgroup.c, memlog.c    what the machine has, what it allows, the record of a phase
+ *   host.c, meminfo.c, cgroup.c    what the machine has, what it allows
+ *   memlog.c             the record of a phase
  *
  * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a
  * budget. No callback of a caller runs under any of them.

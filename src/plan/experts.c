@@ -88,7 +88,10 @@ static int check_stack(const struct tnd__slicer *slicer, const struct tnd_checkp
 				       "stack; give it with --experts",
 				       slicer->ep_size, seen, which);
 	}
-	/* A count that is only lent by the other stack decides nothing unless ownership hangs on it. */
+	/*
+	 * A count that is only lent by the other stack decides nothing unless ownership hangs on
+	 * it.
+	 */
 	if (stack->routed > count && (own_count || slicer->ep_size > 1)) {
 		const struct tnd_tensor *tensor = &slicer->tensors[stack->last];
 		const struct tnd_file *files = tnd_checkpoint_files(checkpoint, &(size_t){0});

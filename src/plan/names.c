@@ -2,18 +2,19 @@
 /*
  * names.c - what each tensor is, from its name and number of dimensions alone
  *
- * Done once a plan, whatever the rank. The last two components of a name decide; the head of it only says whether it is a
- * draft's and whether it is an expert's:
+ * Done once a plan, whatever the rank. The last two components of a name decide; the head of it
+ * only says whether it is a draft's and whether it is an expert's:
  *
  *   mtp.0.layers.3.mlp.experts.17.w1.weight_scale_inv
  *   |---| draft        |----------| routed expert 17
  *                                 |--| module -> role (COLUMN)
  *                                    |-------------| leaf -> FOLLOW (the scale of its weight)
  *
- *   model.layers.3.mlp.experts.gate_up_proj_scale     fused: the leaf holds the module, with a suffix
+ *   model.layers.3.mlp.experts.gate_up_proj_scale   fused: the leaf is the module with a suffix
  *
- * Built-in rules are comparisons of whole components, no pattern matching: 100,000 names take some milliseconds. A name that is in no table
- * keeps the role WHOLE, which is always right, only not the least to read.
+ * Built-in rules are comparisons of whole components, no pattern matching: 100,000 names take some
+ * milliseconds. A name that is in no table keeps the role WHOLE, which is always right, only not
+ * the least to read.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -229,8 +230,8 @@ static uint32_t look_around(const struct tnd__slicer *slicer, uint32_t at, const
 }
 
 /*
- * A weight and its scale are neighbours in name order. If they are in different files, the next scale's weight is mostly near the last
- * one's.
+ * A weight and its scale are neighbours in name order. If they are in different files, the next
+ * scale's weight is mostly near the last one's.
  */
 static uint32_t find_sibling(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
 			     uint32_t index, size_t stem_bytes, const char *end)
@@ -262,7 +263,10 @@ static uint32_t find_partner(struct tnd__slicer *slicer, const struct tnd_checkp
 
 	if (name->flags & TND__NAME_F_ONE_SCALE)
 		return TND__NO_INDEX;
-	/* gpt-oss: what has a bias beside it has gate and up interleaved; what has blocks beside it is cut at blocks. */
+	/*
+	 * gpt-oss: what has a bias beside it has gate and up interleaved; what has blocks beside it
+	 * is cut at blocks.
+	 */
 	if ((name->flags & TND__NAME_F_FUSED) && name->leaf == TND__LEAF_WEIGHT)
 		return find_sibling(slicer, checkpoint, index, tensor->name_bytes, "_bias");
 	if ((name->flags & TND__NAME_F_FUSED) && name->leaf == TND__LEAF_BIAS &&

@@ -2,8 +2,9 @@
 /*
  * narrow.c - finding a tensor in a plan, and a part of a tensor in what this rank holds of it
  *
- * What is held of a tensor is a dense array of its shape with `dim` (and dimension 0, where EP cuts a fused tensor) shortened. The position of
- * a value in it follows from the number of bytes that one step along the asked dimension takes there.
+ * What is held of a tensor is a dense array of its shape with `dim` (and dimension 0, where EP cuts
+ * a fused tensor) shortened. The position of a value in it follows from the number of bytes that
+ * one step along the asked dimension takes there.
  */
 #include <inttypes.h>
 #include <stdio.h>

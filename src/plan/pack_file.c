@@ -5,17 +5,28 @@
  *   file   |....:..aaaa:bb..:....:..cc:cccc|        a, b, c: ranges of items; ':' 4 KiB boundaries
  *   slab   |..aaaa:bb..|..cc:cccc|                  b begins in the block where a ended: one image
  *
- * Every range that is needed lies in one image, at a slab offset congruent to its file offset modulo 4096, so that a direct read of whole blocks
- * puts each byte in its place. An image that is rounded outward to blocks overlaps no other image and does not leave the slab.
+ * Every range that is needed lies in one image, at a slab offset congruent to its file offset
+ * modulo 4096, so that a direct read of whole blocks puts each byte in its place. An image that is
+ * rounded outward to blocks overlaps no other image and does not leave the slab.
  *
- * Items that must be copied for alignment get a place in an area behind the last image. What that area holds is only known when
- * the slab is closed; until then their slab_offset counts from its beginning.
+ * Items that must be copied for alignment get a place in an area behind the last image. What that
+ * area holds is only known when the slab is closed; until then their slab_offset counts from its
+ * beginning.
  *
- * A slab never holds two files. An item that fits no slab closes the open one, so slabs are alive one after the other.
+ * A slab never holds two files. An item that fits no slab closes the open one, so slabs are alive
+ * one after the other. Larger items than FULL_BYTES, up to the slab size, have a slab to
+ * themselves.
  */
 #include <string.h>
 
 #include "plan.h"
+
+/*
+ * Where a slab is full unless the caller gave a size. Slabs of 256 MiB bring nothing here, as
+ * images need few reads whatever the slab, and cost: two or three are touched for the first time,
+ * which on a virtual machine is several times slower than the disk.
+ */
+#define FULL_BYTES TND__MIB(32)
 
 /* The slab being filled. */
 struct cursor {
@@ -52,7 +63,10 @@ static bool must_realign(const struct tnd_plan *plan, const struct tnd_plan_item
 
 	if (plan->choice.align && place % plan->choice.align)
 		return true;
-	/* From one element boundary of the file to the next is a whole number of elements, so the tensor's own offset decides. */
+	/*
+	 * From one element boundary of the file to the next is a whole number of elements, so the
+	 * tensor's own offset decides.
+	 */
 	return bits % 8 == 0 && item->tensor->offset % (bits / 8);
 }
 
@@ -153,6 +167,7 @@ static int open_slab(struct tnd_plan *plan, struct cursor *cursor, size_t item, 
 int tnd__pack_file(struct tnd_plan *plan)
 {
 	uint64_t limit = plan->choice.slab_bytes;
+	uint64_t full = plan->choice.slab_given ? limit : TND__MIN(limit, FULL_BYTES);
 	struct cursor cursor = {.slab = SIZE_MAX};
 	uint32_t file = 0;
 
@@ -169,7 +184,7 @@ int tnd__pack_file(struct tnd_plan *plan)
 		if (cursor.slab != SIZE_MAX)
 			item->slab_offset = pass(plan, &cursor, item);
 		if (before.slab == SIZE_MAX || alone || item->tensor->file != file ||
-		    used(&cursor) > limit) {
+		    used(&cursor) > full) {
 			close_slab(plan, &before);
 			rc = open_slab(plan, &before, i, alone ? TND_ITEM_F_OVERSIZED : 0);
 			if (rc < 0)

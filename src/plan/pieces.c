@@ -2,8 +2,9 @@
 /*
  * pieces.c - items that cannot fit into the budget, cut into pieces that can
  *
- * A piece is an item of its own in a buffer of its own. Items of several rows are cut between rows; items of one row are cut within a part,
- * in packing file at 4 KiB boundaries of the file. Whole elements stay together.
+ * A piece is an item of its own in a buffer of its own. Items of several rows are cut between rows;
+ * items of one row are cut within a part, in packing file at 4 KiB boundaries of the file. Whole
+ * elements stay together.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -34,7 +35,9 @@ static bool fits(const struct cutter *cutter, const struct tnd_plan_item *piece)
 	return tnd__pack_alone_bytes(cutter->plan, piece) <= cutter->limit;
 }
 
-/* Largest number of rows from the piece's first on, up to `left`, that fit; 0 if not even one does. */
+/*
+ * Largest number of rows from the piece's first on, up to `left`, that fit; 0 if not even one does.
+ */
 static uint64_t rows_that_fit(const struct cutter *cutter, struct tnd_plan_item *piece,
 			      uint64_t row_kept, uint64_t left)
 {

@@ -2,11 +2,14 @@
 /*
  * plan.c - making a plan, and looking at it
  *
- *   options -> names -> expert counts -> items (one a tensor that this rank keeps, in delivery order) -> slabs, pieces, costs
+ *   options -> names -> expert counts -> items (one a tensor that this rank keeps, in delivery order)
+ *           -> slabs, pieces, costs
  *
- * Delivery order: packing name: the checkpoint's (files, then names, in byte order); packing file: tensors of a file by offset, zero-size ones first.
+ * Delivery order: packing name: the checkpoint's (files, then names, in byte order); packing file:
+ * tensors of a file by offset, zero-size ones first.
  *
- * A plan does not change once it is made. It holds a reference to its checkpoint, and loads hold references to it.
+ * A plan does not change once it is made. It holds a reference to its checkpoint, and loads hold
+ * references to it.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -108,7 +111,10 @@ static void count_items(struct tnd_plan *plan, const struct tnd__slicer *slicer)
 		file = item->tensor->file;
 	}
 	totals->shards_skipped = file_count - totals->shards_opened;
-	/* Every rule's ranges cover the dimension and every expert has an owner, so the ranks together read each planned tensor whole. */
+	/*
+	 * Every rule's ranges cover the dimension and every expert has an owner, so the ranks
+	 * together read each planned tensor whole.
+	 */
 	for (uint32_t i = 0; i < slicer->count; i++)
 		if (tnd__experts_planned(slicer, i))
 			plan->node_read_bytes += slicer->tensors[i].bytes;
@@ -192,7 +198,10 @@ void tnd__plan_ref(struct tnd_plan *plan)
 
 void tnd_plan_close(struct tnd_plan *plan)
 {
-	/* U1: acq_rel, pairs with itself: what other users read is read before the last one frees it. */
+	/*
+	 * U1: acq_rel, pairs with itself: what other users read is read before the last one frees
+	 * it.
+	 */
 	if (!plan || atomic_fetch_sub_explicit(&plan->references, 1, memory_order_acq_rel) != 1)
 		return;
 	tnd_checkpoint_close(plan->checkpoint);

@@ -2,7 +2,7 @@
 /*
  * plan.h - inside of the plan layer, and what the load needs of it
  *
- *   names.c      each name once: draft, skipped, wanted, expert number, role in the model   (rank independent)
+ *   names.c      each name once, rank independent: draft, skipped, wanted, expert number, role
  *   rules.c      role + layout -> ranges of values along one dimension
  *   rules_text.c the caller's own rules
  *   experts.c    counts, checks, who owns which expert
@@ -170,7 +170,10 @@ enum tnd__reason tnd__rules_ranges(const struct tnd__slicer *slicer, uint32_t in
 /* -- experts.c -- */
 int tnd__experts_check(const struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
 		       bool given, struct tnd__sentences *warnings, struct tnd_error *reterr);
-/* Block [*ret_first, *ret_first + *ret_count) of `count` experts that part `index` of `parts` owns, linear. */
+/*
+ * Block [*ret_first, *ret_first + *ret_count) of `count` experts that part `index` of `parts` owns,
+ * linear.
+ */
 void tnd__experts_block(uint64_t count, uint32_t parts, uint32_t index, uint64_t *ret_first,
 			uint64_t *ret_count);
 /* True if this rank reads the tensor (phase, names, ownership). */
@@ -179,7 +182,9 @@ bool tnd__experts_keeps(const struct tnd__slicer *slicer, uint32_t index);
 bool tnd__experts_planned(const struct tnd__slicer *slicer, uint32_t index);
 
 /* -- shape.c -- */
-/* Fills an item for tensor `index`: extents and bytes, not the slab. Counts what had to stay whole. */
+/*
+ * Fills an item for tensor `index`: extents and bytes, not the slab. Counts what had to stay whole.
+ */
 void tnd__shape_item(struct tnd__slicer *slicer, uint32_t index, struct tnd_plan_item *ret_item);
 /* kept_bytes and read_bytes from rows, parts and F_ROWS. */
 void tnd__shape_sum(struct tnd_plan_item *item);
@@ -197,8 +202,8 @@ uint64_t tnd__pack_alone_bytes(const struct tnd_plan *plan, const struct tnd_pla
 
 /* -- pieces.c -- */
 /*
- * Cuts the oversized items of a packed plan that do not fit. Return: 1 if some were, and the items as they were before (transferred, free()); 0;
- * TND_E_OVERSIZE; -ENOMEM.
+ * Cuts the oversized items of a packed plan that do not fit. Return: 1 if some were, and the items
+ * as they were before (transferred, free()); 0; TND_E_OVERSIZE; -ENOMEM.
  */
 int tnd__pieces_cut(struct tnd_plan *plan, struct tnd_plan_item **ret_whole, size_t *ret_count,
 		    struct tnd_error *reterr);
@@ -215,16 +220,17 @@ bool tnd__plan_beyond(const struct tnd_plan *plan, const struct tnd_plan_item *i
 void tnd__plan_ref(struct tnd_plan *plan);
 
 /*
- * The file ranges that are read for an item: all its rows as one (F_ROWS), else each part of each row, in file order. An item without
- * bytes has none.
+ * The file ranges that are read for an item: all its rows as one (F_ROWS), else each part of each
+ * row, in file order. An item without bytes has none.
  */
 uint64_t tnd__plan_item_range_count(const struct tnd_plan_item *item);
 void tnd__plan_item_range(const struct tnd_plan_item *item, uint64_t k, uint64_t *ret_begin,
 			  uint64_t *ret_end);
 
 /*
- * Packing file: slab offset of a byte of the file that lies in one of the slab's images; UINT64_MAX if it lies in none. For an item
- * with TND_ITEM_F_REALIGN the bytes are read to the place of the beginning of its range 0, and copied from there to slab_offset.
+ * Packing file: slab offset of a byte of the file that lies in one of the slab's images; UINT64_MAX
+ * if it lies in none. For an item with TND_ITEM_F_REALIGN the bytes are read to the place of the
+ * beginning of its range 0, and copied from there to slab_offset.
  */
 uint64_t tnd__plan_image_place(const struct tnd_plan *plan, size_t slab, uint64_t file_offset);
 

@@ -3,9 +3,9 @@
  * plan_budget.c - what a plan costs, and the slab size with which it fits
  *
  *   fixed   = metadata (checkpoint's tables, this plan) + bounce buffers + page cache in flight
- *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused; the capacity is raised to
- *             that of the largest buffer if the budget has room for two
- *   least   = fixed + the most that is alive at once when each view is released before the next is taken
+ *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused; the
+ *             capacity is raised to that of the largest buffer if the budget has room for two
+ *   least   = fixed + the most that is alive at once, each view released before the next is taken
  *
  * A default slab size is halved until that fits; a given one is taken as it is.
  */
@@ -37,7 +37,10 @@ static uint64_t own_bytes(const struct tnd_plan *plan)
 	return bytes;
 }
 
-/* The I/O window: reads of chunk_bytes, with a block at each end; fewer of everything in a small budget. */
+/*
+ * The I/O window: reads of chunk_bytes, with a block at each end; fewer of everything in a small
+ * budget.
+ */
 static void fixed_costs(struct tnd_plan *plan)
 {
 	struct tnd_plan_totals *totals = &plan->totals;
@@ -182,8 +185,9 @@ static int refuse_oversized(const struct tnd_plan *plan, struct tnd_error *reter
 }
 
 /*
- * One size of buffer for all, oversized ones included, where two of it fit: then each is reused for any other, and the load does not pay for
- * fresh memory again and again. Not with a buffer per tensor, whose sizes are far apart.
+ * One size of buffer for all, oversized ones included, where two of it fit: then each is reused for
+ * any other, and the load does not pay for fresh memory again and again. Not with a buffer per
+ * tensor, whose sizes are far apart.
  */
 static void unify_capacity(struct tnd_plan *plan)
 {
@@ -233,8 +237,8 @@ static void restore(struct tnd_plan *plan, struct tnd_plan_item *whole, size_t c
 }
 
 /*
- * One try with the slab size that is set. Return: 0; TND_E_BUDGET, where a smaller slab may help; other errors. *ret_whole: the items
- * before they were cut, or NULL.
+ * One try with the slab size that is set. Return: 0; TND_E_BUDGET, where a smaller slab may help;
+ * other errors. *ret_whole: the items before they were cut, or NULL.
  */
 static int try_slab(struct tnd_plan *plan, struct tnd_plan_item **ret_whole, size_t *ret_count,
 		    struct tnd_error *reterr)

@@ -2,7 +2,8 @@
 /*
  * plan_json.c - plans of all ranks as one document, tundish.plan/1
  *
- * Lists of tensors and slabs are written one element at a time: as one tree, four ranks of 100,000 tensors would take half a gigabyte.
+ * Lists of tensors and slabs are written one element at a time: as one tree, four ranks of 100,000
+ * tensors would take half a gigabyte.
  */
 #include <errno.h>
 #include <jansson.h>

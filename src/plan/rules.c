@@ -2,11 +2,13 @@
 /*
  * rules.c - which values along which dimension a rank keeps
  *
- * The table of docs/design/plan.md. A weight on disk is out x in: "column" modules are cut along out (dimension 0), "row" modules along in
- * (dimension 1); behind the expert dimension of fused tensors both move up by one, and transposed formats (GPTQ, AWQ) swap them. A scale
- * is cut as its weight is, in units of the weight's values that one scale value covers.
+ * The table of docs/design/plan.md. A weight on disk is out x in: "column" modules are cut along
+ * out (dimension 0), "row" modules along in (dimension 1); behind the expert dimension of fused
+ * tensors both move up by one, and transposed formats (GPTQ, AWQ) swap them. A scale is cut as its
+ * weight is, in units of the weight's values that one scale value covers.
  *
- * Invariants: the ranges of all ranks together are the whole dimension; whatever does not divide is whole, with a reason.
+ * Invariants: the ranges of all ranks together are the whole dimension; whatever does not divide is
+ * whole, with a reason.
  */
 #include "plan.h"
 
@@ -93,7 +95,10 @@ static enum tnd__reason heads(const struct tnd__slicer *slicer, struct tnd__rang
 	return divide(out, dim, values, part);
 }
 
-/* Which of `count` heads: a block of them, or one that several ranks share. Return: false if they do not divide. */
+/*
+ * Which of `count` heads: a block of them, or one that several ranks share. Return: false if they
+ * do not divide.
+ */
 static bool kv_block(uint64_t count, struct part part, uint64_t *ret_first, uint64_t *ret_count)
 {
 	if (count >= part.size) {
@@ -158,8 +163,9 @@ static enum tnd__reason halves(struct tnd__ranges *out, uint32_t dim, uint64_t v
 }
 
 /*
- * gpt-oss: `inner` values in units that are never cut, as many for each rank as the first needs; `scale` is 2 where gate and up
- * alternate, `per` the values of `inner` that one value of the dimension stands for.
+ * gpt-oss: `inner` values in units that are never cut, as many for each rank as the first needs;
+ * `scale` is 2 where gate and up alternate, `per` the values of `inner` that one value of the
+ * dimension stands for.
  */
 static enum tnd__reason in_units(struct tnd__ranges *out, uint32_t dim, uint64_t inner,
 				 uint64_t unit, uint64_t scale, uint64_t per, struct part part)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rules_text.c - a caller's slicing rules: one line a rule, a glob over the whole name and a dimension or "none" */
+/*
+ * rules_text.c - a caller's slicing rules: one line a rule, a glob over the whole name and a
+ * dimension or "none"
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,8 @@
  *
  *   tensor [outer..., dim, inner...]   ->   rows of dim x inner, parts of length x inner in each
  *
- * A fused expert tensor that EP cuts along dimension 0 has fewer rows (or, without another cut, is one row with one part).
+ * A fused expert tensor that EP cuts along dimension 0 has fewer rows (or, without another cut, is
+ * one row with one part).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -12,7 +13,10 @@
 
 #include "plan.h"
 
-/* Bits of the dimensions [from, to). The whole tensor's were checked against overflow when the file was opened. */
+/*
+ * Bits of the dimensions [from, to). The whole tensor's were checked against overflow when the file
+ * was opened.
+ */
 static uint64_t span_bits(const struct tnd_tensor *tensor, uint32_t from)
 {
 	uint64_t bits = tnd_dtype_bits(tensor->dtype);
