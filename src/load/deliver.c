@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * deliver.c - the consumer's side: waiting for the next item, handing it out, and what happens when the consumer keeps everything
+ * deliver.c - the consumer's side: waiting for the next item, handing it out, and what happens when
+ * the consumer keeps everything
  *
- *   next():  item ready? -- no --> wait; meanwhile: error? cancel? deadline? or are we in each other's way?
- *                |                 (feeder waits for the budget, nothing is being read, views are out)
- *               yes                    on_full  wait: until somebody releases, at most stall_ns, names in the log
- *                |                              fail: TND_E_FULL        overrun, copy: the feeder goes over
- *                v
+ *   next():  item ready? -- no --> wait; meanwhile: error? cancel? deadline? in each other's way?
+ *                |                 (feeder waits for the budget, nothing is read, views are out)
+ *               yes                    on_full  wait: until one is released, at most stall_ns,
+ *                |                                    names in the log
+ *                |                              fail: TND_E_FULL
+ *                v                              overrun, copy: the feeder goes over
  *            lease and view; or, for own delivery and on_full copy, memory of its own
  */
 #include <errno.h>
@@ -206,7 +208,8 @@ static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item, con
 }
 
 /*
- * Own delivery: pieces of one tensor come together in one memory, the caller's or a fresh mapping; the last one makes the view.
+ * Own delivery: pieces of one tensor come together in one memory, the caller's or a fresh mapping;
+ * the last one makes the view.
  * Return: 1 when the tensor is whole, 0 when more pieces are to come, -ENOMEM.
  */
 static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,

@@ -3,8 +3,8 @@
  * load.c - a load from open to close
  *
  *   open: charge metadata and I/O window, make pool and storage, start the feeder
- *   end:  stop feeder and storage (no thread or descriptor is left), drop what was not delivered, take the figures,
- *         ask the pool who still holds views, give everything back that is not held
+ *   end:  stop feeder and storage (no thread or descriptor is left), drop what was not delivered,
+ *         take the figures, ask the pool who still holds views, give back all that is not held
  *   close: end, and free
  *
  * Failure anywhere in open leaves nothing behind; end works from any state that open can leave.
@@ -226,7 +226,10 @@ int tnd_load_open(struct tnd_plan *plan, const struct tnd_load_opts *opts,
 
 void tnd_load_cancel(struct tnd_load *load)
 {
-	/* All waits look at this within TND__POLL_NS; nothing here but a store, for signal handlers. */
+	/*
+	 * All waits look at this within TND__POLL_NS; nothing here but a store, for signal
+	 * handlers.
+	 */
 	atomic_store(&load->cancelled, true);
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_report.c - what a load did, as JSON: one rank's object of tundish.load/1, and the memory log of the phase */
+/*
+ * load_report.c - what a load did, as JSON: one rank's object of tundish.load/1, and the memory log
+ * of the phase
+ */
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>

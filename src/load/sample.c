@@ -2,8 +2,8 @@
 /*
  * sample.c - what the load adds to resident memory and page cache, seen while it runs
  *
- * Called from whoever moves things on (storage threads, the consumer), rate-limited by a compare-and-swap on the time of the
- * last sample, so that no thread of its own is needed.
+ * Called from whoever moves things on (storage threads, the consumer), rate-limited by a
+ * compare-and-swap on the time of the last sample, so that no thread of its own is needed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,7 +29,9 @@ static uint64_t private_bytes(void)
 	return total;
 }
 
-/* Growth of the page cache over the files of the plan; refreshes those that are being read, or all. */
+/*
+ * Growth of the page cache over the files of the plan; refreshes those that are being read, or all.
+ */
 static void sample_cache(struct tnd_load *load, bool all)
 {
 	int64_t growth = 0;

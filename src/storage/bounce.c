@@ -2,8 +2,9 @@
 /*
  * bounce.c - what a read may have to wait for: a bounce buffer, a place in the window
  *
- * The window bounds how much page cache buffered reads of cold extents bring in at a time. Both are taken together
- * or not at all. Giving something back moves every waiter that can now go on to its engine.
+ * The window bounds how much page cache buffered reads of cold extents bring in at a time. Both are
+ * taken together or not at all. Giving something back moves every waiter that can now go on to its
+ * engine.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -16,7 +16,10 @@ static void *ask_widest(void *arg)
 {
 	unsigned char *bits = arg;
 
-	/* The kernel cuts a full mask down to the cpuset. In a thread of its own the caller's pinning stays as it is. */
+	/*
+	 * The kernel cuts a full mask down to the cpuset. In a thread of its own the caller's
+	 * pinning stays as it is.
+	 */
 	memset(bits, 0xff, TND__CPU_BITS / 8);
 	sched_setaffinity(0, TND__CPU_BITS / 8, (const cpu_set_t *)(const void *)bits);
 	memset(bits, 0, TND__CPU_BITS / 8);
@@ -88,7 +91,10 @@ int tnd__cpus_choose(const char *list, int32_t numa, unsigned char *bits)
 	if (list)
 		return intersect(bits, list);
 	if (numa >= 0) {
-		/* A node without processors of ours (memory only, or outside the cpuset) leaves the choice as it is. */
+		/*
+		 * A node without processors of ours (memory only, or outside the cpuset) leaves the
+		 * choice as it is.
+		 */
 		snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/cpulist", numa);
 		if (tnd__read_small(path, text, sizeof(text)) > 0)
 			intersect(bits, text);

@@ -2,8 +2,8 @@
 /*
  * doctor.c - what this machine allows, found by trying
  *
- * Each check does on a small scale what a load does, and leaves nothing behind. A file of /proc or /sys that cannot be read is a
- * finding ("unknown"), not an error: containers hide them.
+ * Each check does on a small scale what a load does, and leaves nothing behind. A file of /proc or
+ * /sys that cannot be read is a finding ("unknown"), not an error: containers hide them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -137,7 +137,10 @@ static void chosen(const char *path, char *out, size_t out_bytes)
 		snprintf(out, out_bytes, "unknown");
 }
 
-/* 2 MiB at a 2 MiB boundary, of `fd` from its start if it is not -1. NULL: no memory. *ret_map: 4 MiB to unmap. */
+/*
+ * 2 MiB at a 2 MiB boundary, of `fd` from its start if it is not -1. NULL: no memory. *ret_map: 4
+ * MiB to unmap.
+ */
 static unsigned char *map_huge(int fd, unsigned char **ret_map)
 {
 	unsigned char *piece;
@@ -277,7 +280,9 @@ static void check_files(struct tnd__doctor *doctor)
 			 "%llu", (unsigned long long)limit.rlim_cur);
 }
 
-/* On memory of our own, which no permission can refuse. Leaves the memfd's descriptor in *ret_fd. */
+/*
+ * On memory of our own, which no permission can refuse. Leaves the memfd's descriptor in *ret_fd.
+ */
 static void check_memfd(struct tnd__doctor *doctor, int *ret_fd)
 {
 	int fd = memfd_create("tundish-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);

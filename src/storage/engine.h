@@ -7,10 +7,10 @@
  *                |                      v                                     v
  *                `---- refused: retried another way <---- ring thread / workers ----> deliver -> done
  *
- * Locks: storage->lock guards queues, resources, counters and the texts of sources. Flags that any thread may
- * look at without it are atomic and relaxed: a stale value costs one refused read, which is then retried.
- * A read that waits for a resource holds none: bounce buffer and window place are taken together or not at all, so
- * two readers cannot wait for each other.
+ * Locks: storage->lock guards queues, resources, counters and the texts of sources. Flags that any
+ * thread may look at without it are atomic and relaxed: a stale value costs one refused read, which
+ * is then retried. A read that waits for a resource holds none: bounce buffer and window place are
+ * taken together or not at all, so two readers cannot wait for each other.
  */
 #ifndef TND_STORAGE_ENGINE_H
 #define TND_STORAGE_ENGINE_H
@@ -59,7 +59,10 @@ struct tnd__source {
 	_Atomic bool stat_no; /* cachestat is refused */
 	_Atomic bool nowait_no;
 	_Atomic bool dontcache_no;
-	/* One entry for each 2 MiB, set at the first read of it: how it was when we came. NULL: not remembered. */
+	/*
+	 * One entry for each 2 MiB, set at the first read of it: how it was when we came. NULL: not
+	 * remembered.
+	 */
 	unsigned char *extent_state;
 	uint32_t *extent_cold; /* bit i: the i-th 64 KiB had no page cached */
 	size_t extent_count;
@@ -106,7 +109,10 @@ void tnd__transfer_route(struct tnd__read *read);
 void tnd__transfer_dispatch(struct tnd__read *read);
 void tnd__transfer_run(struct tnd__read *read); /* a worker's step */
 void tnd__transfer_finish(struct tnd__read *read, int status, uint64_t fail_offset);
-/* What a direct read's bytes, or its refusal, lead to. `ring`: it came through the ring. Return: true: read on directly. */
+/*
+ * What a direct read's bytes, or its refusal, lead to. `ring`: it came through the ring. Return:
+ * true: read on directly.
+ */
 bool tnd__transfer_direct_result(struct tnd__read *read, int64_t result, bool ring);
 struct tnd__span tnd__transfer_span(const struct tnd__read *read);
 bool tnd__transfer_cancelled(const struct tnd__read *read);
@@ -125,7 +131,9 @@ int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread);
 void tnd__thread_settle(const struct tnd__storage *storage, const char *name);
 
 /* -- bounce.c: bounce buffers and the window -- */
-/* Takes what read->state asks for, or puts it on the wait list. Return: 1 taken; 0 waits; -ENOMEM. */
+/*
+ * Takes what read->state asks for, or puts it on the wait list. Return: 1 taken; 0 waits; -ENOMEM.
+ */
 int tnd__resources_take(struct tnd__read *read);
 void tnd__resources_give(struct tnd__read *read);
 void tnd__bounces_free(struct tnd__storage *storage);
@@ -153,7 +161,10 @@ int tnd__cpus_allowed(
 	unsigned char *bits); /* bits: TND__CPU_BITS; the whole cpuset. Return: count. */
 void tnd__cpus_text(const unsigned char *bits, char *out, size_t out_bytes);
 int tnd__cpus_choose(const char *list, int32_t numa, unsigned char *bits);
-/* Processors that the cgroups' quota allows, rounded up; 0: no limit. `root`: "" or a recorded tree. */
+/*
+ * Processors that the cgroups' quota allows, rounded up; 0: no limit. `root`: "" or a recorded
+ * tree.
+ */
 uint32_t tnd__cpu_quota(const char *root);
 
 #endif

@@ -2,8 +2,9 @@
 /*
  * extent.c - how each 2 MiB of a file stood in the page cache when we came
  *
- * Asked once for each extent, at the first read of it, and remembered: several reads that share an extent must agree, or one of
- * them would take a page that another has just brought in for a warm one, and leave it behind.
+ * Asked once for each extent, at the first read of it, and remembered: several reads that share an
+ * extent must agree, or one of them would take a page that another has just brought in for a warm
+ * one, and leave it behind.
  *
  *   cachestat: 0 pages -> cold; all -> warm; some -> mixed, with a map of the cold 64 KiB blocks
  *   refused:   one page with RWF_NOWAIT: EAGAIN -> cold (and the page is dropped later), bytes -> warm
@@ -20,7 +21,10 @@
 #define BLOCK TND__KIB(64)
 #define ALL_COLD UINT32_MAX
 
-/* Cold blocks of a mixed extent. A block with one cached page counts as warm: at most 15 pages stay behind. */
+/*
+ * Cold blocks of a mixed extent. A block with one cached page counts as warm: at most 15 pages stay
+ * behind.
+ */
 static uint32_t cold_blocks(const struct tnd__source *source, uint64_t start, uint64_t end)
 {
 	uint32_t cold = 0, bit = 0;

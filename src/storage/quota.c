@@ -122,7 +122,10 @@ static uint32_t quota_at(const char *directory, bool v2)
 	return ceil_ratio(quota, period);
 }
 
-/* From our group up to the mount's root. A group outside the mounted part (a namespace) is taken as its root. */
+/*
+ * From our group up to the mount's root. A group outside the mounted part (a namespace) is taken as
+ * its root.
+ */
 static uint32_t quota_of(const char *root, const struct hierarchy *one)
 {
 	char path[2 * PATH_BYTES + 256];

@@ -68,8 +68,8 @@ struct tnd__storage_stats {
 };
 
 /*
- * One read, in the caller's memory until done() is called. Either `dst` is where the bytes go, all in one place, or `scatter` takes them
- * from a bounce buffer.
+ * One read, in the caller's memory until done() is called. Either `dst` is where the bytes go, all
+ * in one place, or `scatter` takes them from a bounce buffer.
  */
 struct tnd__read {
 	struct tnd__source *source;
@@ -78,11 +78,15 @@ struct tnd__read {
 		bytes; /* > 0, <= chunk_bytes; must not cross a 2 MiB boundary of the file unless chunk_bytes is larger */
 	void *dst;   /* nullable */
 	bool padded; /* dst is congruent to offset modulo 4096 and the 4 KiB blocks around [dst, dst + bytes) may be written */
-	/* With dst NULL: gives all the bytes at once; called once, from a worker or the ring's thread. */
+	/*
+	 * With dst NULL: gives all the bytes at once; called once, from a worker or the ring's
+	 * thread.
+	 */
 	void (*scatter)(struct tnd__read *read, const unsigned char *data);
 	/*
-	 * Called exactly once, from a thread of the storage, without a lock held; it may free the read and submit nothing.
-	 * status: 0; -errno; TND_E_TRUNCATED (end of file inside the range); TND_E_CANCELLED. `fail_offset`: first file byte not read.
+	 * Called exactly once, from a thread of the storage, without a lock held; it may free the
+	 * read and submit nothing. status: 0; -errno; TND_E_TRUNCATED (end of file inside the
+	 * range); TND_E_CANCELLED. `fail_offset`: first file byte not read.
 	 */
 	void (*done)(struct tnd__read *read, int status, uint64_t fail_offset);
 	/* storage's own */
@@ -98,17 +102,24 @@ struct tnd__read {
 int tnd__storage_create(const struct tnd__storage_opts *opts, struct tnd__storage **ret_storage,
 			struct tnd_error *reterr);
 
-/* Queued reads end with TND_E_CANCELLED, those in flight finish. MT-safe; only sets flags and wakes. */
+/*
+ * Queued reads end with TND_E_CANCELLED, those in flight finish. MT-safe; only sets flags and
+ * wakes.
+ */
 void tnd__storage_cancel(struct tnd__storage *storage);
 
-/* All reads must be submitted; waits for those in flight, joins every thread, closes the ring, frees bounce buffers. */
+/*
+ * All reads must be submitted; waits for those in flight, joins every thread, closes the ring,
+ * frees bounce buffers.
+ */
 void tnd__storage_close(struct tnd__storage *storage);
 
 void tnd__storage_stats(struct tnd__storage *storage, struct tnd__storage_stats *ret_stats);
 
 /*
- * A file to read from. `fd`: open for reading, borrowed until source close (direct and buffered descriptors of the same inode are opened
- * from it). `name`: copied. Probes whether direct reads and cache questions work here, and their alignment.
+ * A file to read from. `fd`: open for reading, borrowed until source close (direct and buffered
+ * descriptors of the same inode are opened from it). `name`: copied. Probes whether direct reads
+ * and cache questions work here, and their alignment.
  * Return: 0, -errno.
  */
 int tnd__source_open(struct tnd__storage *storage, int fd, const char *name, uint64_t file_bytes,
@@ -118,23 +129,32 @@ void tnd__source_report(struct tnd__source *source, struct tnd__source_report *r
 void tnd__source_close(struct tnd__source *source);
 
 /*
- * Hands a read over. One submitting thread at a time. Blocking: while queue_depth reads are in flight. Always leads to
- * exactly one done(), also on cancel.
+ * Hands a read over. One submitting thread at a time. Blocking: while queue_depth reads are in
+ * flight. Always leads to exactly one done(), also on cancel.
  */
 void tnd__storage_submit(struct tnd__storage *storage, struct tnd__read *read);
 
 /* -- page cache (pagecache.c) -- */
 
-/* Bytes of [offset, offset + bytes) that are in the page cache (cachestat). Return: bytes, -errno (-ENOSYS, -EPERM, ...). */
+/*
+ * Bytes of [offset, offset + bytes) that are in the page cache (cachestat). Return: bytes, -errno
+ * (-ENOSYS, -EPERM, ...).
+ */
 int64_t tnd__pagecache_bytes(int fd, uint64_t offset, uint64_t bytes);
 
 /* Drops clean pages of the range. */
 void tnd__pagecache_drop(int fd, uint64_t offset, uint64_t bytes);
 
-/* Processors that an I/O thread may use: the list, else the whole cpuset. Return: count, TND_E_INVALID. Text form into out. */
+/*
+ * Processors that an I/O thread may use: the list, else the whole cpuset. Return: count,
+ * TND_E_INVALID. Text form into out.
+ */
 int tnd__io_cpus(const char *list, char *out, size_t out_bytes);
 
-/* Worker threads that pay here: processors of the cpuset, bounded by the cgroup's quota (cpu.max, cpu.cfs_quota_us). */
+/*
+ * Worker threads that pay here: processors of the cpuset, bounded by the cgroup's quota (cpu.max,
+ * cpu.cfs_quota_us).
+ */
 uint32_t tnd__io_thread_default(void);
 
 #endif

@@ -8,11 +8,12 @@
  *     `-----------'      buffered ----- all bytes ----------'
  *                           `--- error: the first one seen is told
  *
- * A read goes direct at most once through the ring and once through a worker, then buffered, so it ends. The bytes
- * are the same on each way. What one way left half done is thrown away and read again: ranges are small.
+ * A read goes direct at most once through the ring and once through a worker, then buffered, so it
+ * ends. The bytes are the same on each way. What one way left half done is thrown away and read
+ * again: ranges are small.
  *
- * Steps run in a worker; only direct reads through the ring end in the ring's thread, which hands copies and scatter() on
- * to the workers so that it is back in the ring at once.
+ * Steps run in a worker; only direct reads through the ring end in the ring's thread, which hands
+ * copies and scatter() on to the workers so that it is back in the ring at once.
  */
 #include <errno.h>
 #include <sched.h>
@@ -138,7 +139,10 @@ void tnd__transfer_finish(struct tnd__read *read, int status, uint64_t fail_offs
 	tnd__resources_give(read);
 	pthread_mutex_lock(&storage->lock);
 	storage->read_ns += (uint64_t)(tnd__now_ns() - read->start_ns);
-	/* Before done(), which may free the read and its source; close() joins the threads after this. */
+	/*
+	 * Before done(), which may free the read and its source; close() joins the threads after
+	 * this.
+	 */
 	storage->inflight--;
 	pthread_cond_broadcast(&storage->room);
 	pthread_mutex_unlock(&storage->lock);
@@ -230,7 +234,10 @@ bool tnd__transfer_direct_result(struct tnd__read *read, int64_t result, bool ri
 	}
 	if (read->progress % read->source->align == 0)
 		return true;
-	/* Ended inside a block: O_DIRECT cannot go on from here, and whether this is the file's end a buffered read tells. */
+	/*
+	 * Ended inside a block: O_DIRECT cannot go on from here, and whether this is the file's end
+	 * a buffered read tells.
+	 */
 	reroute(read);
 	return false;
 }

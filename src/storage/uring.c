@@ -6,14 +6,14 @@
  *      `--- eventfd, if the      `--> sqe -> kernel -> cqe
  *           thread may sleep            ring thread
  *
- * Only this thread submits. Kernel helper threads of a ring belong to the thread that submitted, inherit its processors and live as
- * long as it does: submitted from here they are free of the caller's pinning and gone when we have joined this thread.
- * It also needs no lock around the ring.
+ * Only this thread submits. Kernel helper threads of a ring belong to the thread that submitted,
+ * inherit its processors and live as long as it does: submitted from here they are free of the
+ * caller's pinning and gone when we have joined this thread. It also needs no lock around the ring.
  *
  * Asleep it waits in the kernel for a completion, of which a read of the eventfd is one.
  *
- * A ring that refuses to submit is broken: what it has not taken goes to the workers, what it has is waited for in the
- * completion queue's memory, and no read comes here any more.
+ * A ring that refuses to submit is broken: what it has not taken goes to the workers, what it has
+ * is waited for in the completion queue's memory, and no read comes here any more.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -212,7 +212,10 @@ static void reap(struct tnd__uring *uring)
 	}
 }
 
-/* Without its kernel side: what it has taken is waited for. Nothing new comes: queue() sees `broken` under the lock. */
+/*
+ * Without its kernel side: what it has taken is waited for. Nothing new comes: queue() sees
+ * `broken` under the lock.
+ */
 static void run_broken(struct tnd__uring *uring)
 {
 	struct timespec pause = {0, BROKEN_POLL_NS};
