@@ -215,6 +215,8 @@ void tnd__source_report(struct tnd__source *source, struct tnd__source_report *r
 	ret_report->name = source->name;
 	ret_report->direct = atomic_load_explicit(&source->direct, memory_order_relaxed);
 	pthread_mutex_lock(&storage->lock);
+	if (storage->uring_reason[0]) /* the ring may have stopped since */
+		note_locked(source, storage->uring_reason);
 	for (int i = 0; i < 4; i++) {
 		if (!source->seen[i])
 			continue;

@@ -18,13 +18,17 @@
 #include "storage/engine.h"
 
 #define STACK_BYTES TND__KIB(256)
-#define DEFAULT_DEPTH 8
+/*
+ * Reads of 2 MiB. With idle processors 16 are enough; with busy ones the ring's thread runs late, and only what
+ * is queued beyond that keeps the disk going (bench/read).
+ */
+#define DEFAULT_DEPTH 32
 #define DEFAULT_WINDOW 4
 #define DEFAULT_CHUNK TND__MIB(2)
 #define DEFAULT_BOUNCES 4
 
-/* A blocking direct read keeps a thread but no processor, so that engine wants more threads than processors. */
-#define DIRECT_THREADS_MIN 4
+/* A blocking direct read keeps a thread but no processor: as many as reads that keep the disk busy. */
+#define DIRECT_THREADS 16
 
 void tnd__queue_push(struct tnd__queue *queue, struct tnd__read *read)
 {
@@ -139,16 +143,21 @@ static void workers_stop(struct tnd__storage *storage)
 		pthread_join(storage->threads[i], NULL);
 }
 
+/* After the ring was tried: without it the workers do the direct reads. */
+static void fill_threads(struct tnd__storage *storage)
+{
+	uint32_t count = storage->opts.thread_count;
+
+	if (!count) {
+		count = tnd__io_thread_default();
+		if (!storage->uring)
+			count = TND__MAX(count, DIRECT_THREADS);
+	}
+	storage->opts.thread_count = TND__MIN(count, TND__THREAD_MAX);
+}
+
 static void fill_defaults(struct tnd__storage_opts *opts)
 {
-	bool threads_only = opts->engine == TND_ENGINE_THREADS;
-
-	if (!opts->thread_count) {
-		opts->thread_count = tnd__io_thread_default();
-		if (threads_only)
-			opts->thread_count = TND__MAX(opts->thread_count, DIRECT_THREADS_MIN);
-	}
-	opts->thread_count = TND__MIN(opts->thread_count, TND__THREAD_MAX);
 	if (!opts->queue_depth)
 		opts->queue_depth = DEFAULT_DEPTH;
 	if (!opts->window_count)
@@ -227,18 +236,21 @@ int tnd__storage_create(const struct tnd__storage_opts *opts, struct tnd__storag
 	rc = placement(storage, reterr);
 	if (rc < 0)
 		goto free_storage;
+	if (opts->engine != TND_ENGINE_THREADS && tnd__uring_open(storage) == 0)
+		atomic_store_explicit(&storage->uring_ok, true, memory_order_relaxed);
+	fill_threads(storage);
 	rc = workers_start(storage);
 	if (rc < 0) {
 		tnd__fail_plain(reterr, rc,
 				"cannot start a reading thread: %s; raise the limit of processes",
 				tnd_strerror(rc));
-		goto free_storage;
+		goto close_ring;
 	}
-	if (opts->engine != TND_ENGINE_THREADS && tnd__uring_open(storage) == 0)
-		atomic_store_explicit(&storage->uring_ok, true, memory_order_relaxed);
 	*ret_storage = storage;
 	return 0;
 
+close_ring:
+	tnd__uring_close(storage);
 free_storage:
 	storage_free(storage);
 	return rc;
