@@ -4,13 +4,15 @@
  *
  *   read FILE [ROUNDS]      FILE of some GiB on the disk to measure; as root, caches are dropped before each run
  *
- * The bound: a sequential direct read of the whole file into huge-page buffers touched before the clock starts, by plain loops around
- * pread() (threads x chunk) and io_uring (depth x chunk); the best configuration by median counts. Against it the storage layer reads
- * the same file into buffers of the same kind, in 2 MiB reads, padded in place. On paper the ratio is 1: both issue the same
- * requests, and a 2 MiB request is about 1 ms of this disk's time, against tens of microseconds for handing a read over.
+ * The bound: a sequential direct read of the whole file into huge-page buffers touched before the
+ * clock starts, by plain loops around pread() (threads x chunk) and io_uring (depth x chunk); the
+ * best configuration by median counts. Against it the storage layer reads the same file into
+ * buffers of the same kind, in 2 MiB reads, padded in place. On paper the ratio is 1: both issue
+ * the same requests, and a 2 MiB request is about 1 ms of this disk's time, against tens of
+ * microseconds for handing a read over.
  *
- * Contenders take turns in each round. After the clock has stopped, what the storage layer left in the buffers is compared with the
- * file. Last line: JSON.
+ * Contenders take turns in each round. After the clock has stopped, what the storage layer left in
+ * the buffers is compared with the file. Last line: JSON.
  */
 #include <errno.h>
 #include <fcntl.h>

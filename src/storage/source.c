@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source.c - a file to read from: its two descriptors, the alignment of direct reads, what was given up and why
+ * source.c - a file to read from: its two descriptors, the alignment of direct reads, what was
+ * given up and why
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -53,7 +54,10 @@ void tnd__source_retire_uring(struct tnd__source *source, const char *what, int 
 		tnd__source_note(source, what, error);
 }
 
-/* A description of its own for the same inode: flags and access pattern of the caller's stay as they are. */
+/*
+ * A description of its own for the same inode: flags and access pattern of the caller's stay as
+ * they are.
+ */
 static int reopen(int fd, int flags)
 {
 	char path[32];

@@ -2,8 +2,9 @@
 /*
  * storage.c - a storage's life: workers, their queue, submission, cancel, close
  *
- * States: running -> (cancelled) -> stopping -> gone. Cancelled only sets a flag: everything queued comes to a thread in turn,
- * which sees the flag and ends it. Stopping begins once nothing is in flight, so threads leave with their queues empty.
+ * States: running -> (cancelled) -> stopping -> gone. Cancelled only sets a flag: everything queued
+ * comes to a thread in turn, which sees the flag and ends it. Stopping begins once nothing is in
+ * flight, so threads leave with their queues empty.
  */
 #include <errno.h>
 #include <limits.h>
@@ -19,15 +20,17 @@
 
 #define STACK_BYTES TND__KIB(256)
 /*
- * Reads of 2 MiB. With idle processors 16 are enough; with busy ones the ring's thread runs late, and only what
- * is queued beyond that keeps the disk going (bench/read).
+ * Reads of 2 MiB. With idle processors 16 are enough; with busy ones the ring's thread runs late,
+ * and only what is queued beyond that keeps the disk going (bench/read).
  */
 #define DEFAULT_DEPTH 32
 #define DEFAULT_WINDOW 4
 #define DEFAULT_CHUNK TND__MIB(2)
 #define DEFAULT_BOUNCES 4
 
-/* A blocking direct read keeps a thread but no processor: as many as reads that keep the disk busy. */
+/*
+ * A blocking direct read keeps a thread but no processor: as many as reads that keep the disk busy.
+ */
 #define DIRECT_THREADS 16
 
 void tnd__queue_push(struct tnd__queue *queue, struct tnd__read *read)

@@ -75,9 +75,10 @@ struct tnd__read {
 	struct tnd__source *source;
 	uint64_t offset; /* exact, any alignment */
 	uint64_t
-		bytes; /* > 0, <= chunk_bytes; must not cross a 2 MiB boundary of the file unless chunk_bytes is larger */
-	void *dst;   /* nullable */
-	bool padded; /* dst is congruent to offset modulo 4096 and the 4 KiB blocks around [dst, dst + bytes) may be written */
+		bytes; /* > 0, <= chunk_bytes; within one 2 MiB of the file unless chunk_bytes is larger */
+	void *dst; /* nullable */
+	/* dst is congruent to offset modulo 4096 and the 4 KiB blocks around its range may be written. */
+	bool padded;
 	/*
 	 * With dst NULL: gives all the bytes at once; called once, from a worker or the ring's
 	 * thread.

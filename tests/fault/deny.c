@@ -14,8 +14,8 @@
  *
  *   tnd_deny io_uring_setup=EPERM openat=EINVAL:direct preadv2=EOPNOTSUPP:dontcache -- tundish load /models/x
  *
- * All conditions of one rule must hold. Raw BPF, one filter; a call of another architecture is allowed. Exit: 125 for
- * bad arguments or no seccomp, 127 if the program cannot be run.
+ * All conditions of one rule must hold. Raw BPF, one filter; a call of another architecture is
+ * allowed. Exit: 125 for bad arguments or no seccomp, 127 if the program cannot be run.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -16,10 +16,11 @@
  *         posix_fadvise cachestat memfd_create ftruncate eventfd fcntl statx statvfs opendir uring_init uring_submit
  *         Of read, pread and preadv2, `reads` means all three.
  *
- * open with O_DIRECT is counted as `open.direct` too. With TND_SHIM_FILES=GLOB the calls that read and open look only at
- * descriptors and paths whose path matches. TND_SHIM_COUNT=FILE: at exit the number of calls by name is written there, so that a test
- * can let each call fail in turn. The program must be linked dynamically; what the kernel does for io_uring cannot be seen here.
- * errno is kept where a call goes through.
+ * open with O_DIRECT is counted as `open.direct` too. With TND_SHIM_FILES=GLOB the calls that read
+ * and open look only at descriptors and paths whose path matches. TND_SHIM_COUNT=FILE: at exit the
+ * number of calls by name is written there, so that a test can let each call fail in turn. The
+ * program must be linked dynamically; what the kernel does for io_uring cannot be seen here. errno
+ * is kept where a call goes through.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -2,9 +2,10 @@
 /*
  * test_pagecache.c - page cache questions, processor quotas from recorded trees, and the doctor
  *
- * What could break: cachestat's answer misread, a drop that leaves the last page, a quota read from the wrong level or hierarchy,
- * a check that leaves a descriptor or a cached page behind or says "ok" for what was refused. Recorded /proc and /sys/fs/cgroup trees
- * are written to a scratch folder; refusals are injected.
+ * What could break: cachestat's answer misread, a drop that leaves the last page, a quota read from
+ * the wrong level or hierarchy, a check that leaves a descriptor or a cached page behind or says
+ * "ok" for what was refused. Recorded /proc and /sys/fs/cgroup trees are written to a scratch
+ * folder; refusals are injected.
  */
 #include <dirent.h>
 #include <errno.h>

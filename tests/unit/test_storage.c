@@ -2,10 +2,11 @@
 /*
  * test_storage.c - reads give the file's bytes, whatever way they take
  *
- * What could break: rounding of direct reads, bounce buffers, retries by another way, the end of the file, resources that are
- * not given back, the page cache left other than it was. Each test reads random ranges of a file of known bytes through one
- * combination of engine, direct mode, cache state and injected refusal, compares each byte, and looks at what is left in the
- * page cache, in /proc/self/fd and in /proc/self/task. TND_TEST_SEED repeats a run.
+ * What could break: rounding of direct reads, bounce buffers, retries by another way, the end of
+ * the file, resources that are not given back, the page cache left other than it was. Each test
+ * reads random ranges of a file of known bytes through one combination of engine, direct mode,
+ * cache state and injected refusal, compares each byte, and looks at what is left in the page
+ * cache, in /proc/self/fd and in /proc/self/task. TND_TEST_SEED repeats a run.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -44,7 +45,10 @@ static uint64_t random_next(uint64_t *state)
 	return *state;
 }
 
-/* Others drop caches and reclaim pages on the same machine, now and then; a fault of ours comes each time. */
+/*
+ * Others drop caches and reclaim pages on the same machine, now and then; a fault of ours comes
+ * each time.
+ */
 #define CACHE_TRIES 5
 
 static void *idle(void *arg)
@@ -557,7 +561,10 @@ static void test_create_fails_cleanly(void **state)
 	(void)state;
 	set_points("storage.thread=EAGAIN");
 	assert_int_equal(tnd__storage_create(&opts, &storage, &error), -EAGAIN);
-	/* The first and third ask for the cpuset, the second is the ring, the fourth the first worker: one is enough. */
+	/*
+	 * The first and third ask for the cpuset, the second is the ring, the fourth the first
+	 * worker: one is enough.
+	 */
 	set_points("storage.thread=EAGAIN@4");
 	assert_int_equal(tnd__storage_create(&opts, &storage, &error), -EAGAIN);
 	for (int i = 4; i < 8; i++) {
