@@ -5,11 +5,13 @@
  *   items of the slab        spans, in file order              extents: at most a chunk each
  *   (plan order)        -->  [a][b]..[c-c-c-c-c-c]..[d]   -->  |a b|  |c-c-|-c-c|  |d|
  *
- * Packing file: an extent is read in place, at the slab address that the image gives it; a gathered item is moved
- * together inside its own image when its last byte is there. Packing name: an extent of one whole span is read to where it belongs (the storage
- * bounces it if it must); others come as bounce buffers and are scattered.
+ * Packing file: an extent is read in place, at the slab address that the image gives it; a gathered
+ * item is moved together inside its own image when its last byte is there. Packing name: an extent
+ * of one whole span is read to where it belongs (the storage bounces it if it must); others come as
+ * bounce buffers and are scattered.
  *
- * Invariant: no two extents share a 4 KiB block of the file within a slab, so a block that direct I/O writes around an extent belongs to nobody else.
+ * Invariant: no two extents share a 4 KiB block of the file within a slab, so a block that direct
+ * I/O writes around an extent belongs to nobody else.
  */
 #include <assert.h>
 #include <errno.h>
@@ -34,8 +36,9 @@ static uint64_t kept_row(const struct tnd_plan_item *item)
 }
 
 /*
- * Moves what [begin, end) of the item's rows holds of its parts to `kept` (the item's packed bytes). `data` is the byte at `begin`.
- * Source and destination may overlap as long as each byte moves down.
+ * Moves what [begin, end) of the item's rows holds of its parts to `kept` (the item's packed
+ * bytes). `data` is the byte at `begin`. Source and destination may overlap as long as each byte
+ * moves down.
  */
 static void gather_rows(const struct tnd_plan_item *item, uint64_t begin, uint64_t end,
 			const unsigned char *data, unsigned char *kept)
@@ -198,7 +201,9 @@ static void read_done(struct tnd__read *read, int status, uint64_t fail_offset)
 	tnd__sample(load, false);
 	pthread_mutex_lock(&flow->lock);
 	flow->progress_ns = tnd__now_ns();
-	if (!--flow->in_flight) {
+	if (--flow->in_flight == TND__READS_LOW)
+		pthread_cond_signal(&flow->feeder);
+	if (!flow->in_flight) {
 		flow->drained_ns = flow->progress_ns;
 		pthread_cond_signal(&flow->consumer);
 	}
@@ -299,7 +304,10 @@ static size_t cut_run(struct tnd__batch *batch, size_t first, size_t after, uint
 		extent->end_span = s + 1;
 		while (extent->end_span < after && batch->spans[extent->end_span].begin < next)
 			extent->end_span++;
-		/* Not the unneeded bytes of a shared block before the first span or behind the last. */
+		/*
+		 * Not the unneeded bytes of a shared block before the first span or behind the
+		 * last.
+		 */
 		extent->read.offset = TND__MAX(at, batch->spans[s].begin);
 		extent->read.bytes = TND__MIN(next, batch->spans[extent->end_span - 1].end) -
 				     extent->read.offset;
@@ -360,7 +368,10 @@ void tnd__batch_submit(struct tnd__batch *batch)
 	struct tnd__load_file *file = &load->load_files[load->slabs[batch->slab].file];
 	struct tnd__flow *flow = load->flow;
 
-	/* All items are counted before the first read is submitted, so none gets ready half counted. */
+	/*
+	 * All items are counted before the first read is submitted, so none gets ready half
+	 * counted.
+	 */
 	for (size_t e = 0; e < batch->extent_count; e++)
 		for (size_t s = batch->extents[e].first_span; s < batch->extents[e].end_span; s++) {
 			_Atomic uint32_t *state = &load->states[batch->spans[s].item];

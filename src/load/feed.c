@@ -2,10 +2,12 @@
 /*
  * feed.c - the feeder thread: a slab for each buffer of the plan, in order, and its reads
  *
- *   for each buffer:  open its file -> acquire a slab (waits for the budget) -> submit its reads (waits for the queue)
+ *   for each buffer:  open its file -> acquire a slab (waits for the budget)
+ *                                   -> submit its reads (waits for the queue)
  *
- * A slab that does not fit is waited for. Only the consumer can end that wait, by releasing views; what happens when it waits for us meanwhile is
- * its side's business (deliver.c): it may tell us to go over the bound (`overrun_now`).
+ * A slab that does not fit is waited for. Only the consumer can end that wait, by releasing views;
+ * what happens when it waits for us meanwhile is its side's business (deliver.c): it may tell us to
+ * go over the bound (`overrun_now`).
  */
 #include <errno.h>
 #include <sched.h>
@@ -93,7 +95,10 @@ void tnd__feed_close_sources(struct tnd_load *load, bool all)
 			close_source(load, i);
 }
 
-/* The first tensor of the plan that file `index` does not hold any more with `bytes` bytes, or NULL. */
+/*
+ * The first tensor of the plan that file `index` does not hold any more with `bytes` bytes, or
+ * NULL.
+ */
 static const struct tnd_tensor *first_lost(const struct tnd_load *load, size_t index,
 					   uint64_t bytes)
 {
@@ -174,8 +179,9 @@ static void feeder_waits(struct tnd_load *load, bool waits)
 }
 
 /*
- * Until the consumer has taken all that comes before buffer `index` and let it go: then as little as can be is charged beside it (in packing
- * name a slab whose range the tensor stands in stays). Views that will not come back are not waited for with on_full copy.
+ * Until the consumer has taken all that comes before buffer `index` and let it go: then as little
+ * as can be is charged beside it (in packing name a slab whose range the tensor stands in stays).
+ * Views that will not come back are not waited for with on_full copy.
  */
 static void wait_alone(struct tnd_load *load, size_t index)
 {
@@ -190,7 +196,10 @@ static void wait_alone(struct tnd_load *load, size_t index)
 	tnd_slab_pool_trim(load->pool);
 }
 
-/* Waits for the budget, or goes over it: with a buffer above the whole bound, or if the consumer cannot let others go. */
+/*
+ * Waits for the budget, or goes over it: with a buffer above the whole bound, or if the consumer
+ * cannot let others go.
+ */
 static int acquire_waiting(struct tnd_load *load, size_t index, const char *file,
 			   struct tnd_slab **ret_slab)
 {
@@ -222,6 +231,30 @@ static int acquire_waiting(struct tnd_load *load, size_t index, const char *file
 	return rc;
 }
 
+/* One being delivered, one being read, one in the queue. */
+#define LIVE_ENOUGH 3
+
+/*
+ * A fresh mapping costs its first touch, which can be slower than the disk. While the consumer
+ * keeps up and enough reads are in flight to keep the disk busy, the next slab to come back is the
+ * better one; a consumer that lags lets the reads run dry, and then we read ahead into fresh
+ * memory.
+ */
+static void prefer_reuse(struct tnd_load *load)
+{
+	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+	struct tnd__flow *flow = load->flow;
+
+	pthread_mutex_lock(&flow->lock);
+	while (flow->in_flight > TND__READS_LOW && !stopped(load)) {
+		tnd_slab_pool_stats(load->pool, &pool);
+		if (pool.live < LIVE_ENOUGH || pool.mapped_bytes > pool.live_bytes)
+			break;
+		tnd__flow_wait(flow, &flow->feeder, TND__POLL_NS);
+	}
+	pthread_mutex_unlock(&flow->lock);
+}
+
 static int acquire(struct tnd_load *load, size_t index, struct tnd_slab **ret_slab)
 {
 	struct tnd_charge_opts try = {.struct_bytes = sizeof(try), .flags = TND_CHARGE_F_TRY};
@@ -229,6 +262,7 @@ static int acquire(struct tnd_load *load, size_t index, struct tnd_slab **ret_sl
 	const char *file = load->files[slab->file].name;
 	int rc;
 
+	prefer_reuse(load);
 	rc = tnd_slab_acquire(load->pool, slab->bytes, file, &try, ret_slab);
 	if (rc == -EAGAIN || rc == TND_E_BUDGET)
 		rc = acquire_waiting(load, index, file, ret_slab);
@@ -294,7 +328,10 @@ static int feed_slab(struct tnd_load *load, size_t index)
 	return 0;
 }
 
-/* The consumer may be pinned to one core (an engine's worker); the feeder takes what the storage's workers take. */
+/*
+ * The consumer may be pinned to one core (an engine's worker); the feeder takes what the storage's
+ * workers take.
+ */
 static void widen_affinity(const struct tnd_load *load)
 {
 	unsigned char bits[CPU_SETSIZE / 8];

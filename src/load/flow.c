@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flow.c - what a load shares with the views that outlive it: a lock, who holds what, and the release of a view */
+/*
+ * flow.c - what a load shares with the views that outlive it: a lock, who holds what, and the
+ * release of a view
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +69,7 @@ void tnd__buffer_finish(struct tnd__buffer *buffer)
 	buffer->slab = NULL;
 	last = buffer->views == 0;
 	flow->progress_ns = tnd__now_ns();
+	pthread_cond_signal(&flow->feeder);
 	pthread_mutex_unlock(&flow->lock);
 	if (last)
 		buffer_free(buffer);

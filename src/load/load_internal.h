@@ -12,9 +12,9 @@
  *
  * `struct tnd__flow` is what outlives the load: views that are out hold it, so that a release after close finds its lock.
  *
- * Locks: flow.lock guards the fields marked so. It is never held across a call into storage, budget or pool that may wait.
- * An item's state is atomic: NOT_FED -> count of reads outstanding -> READY. The thread that takes the count to zero finishes
- * the item (gathers it) before it publishes READY.
+ * Locks: flow.lock guards the fields marked so. It is never held across a call into storage, budget
+ * or pool that may wait. An item's state is atomic: NOT_FED -> count of reads outstanding -> READY.
+ * The thread that takes the count to zero finishes the item (gathers it) before it publishes READY.
  */
 #ifndef TND_LOAD_INTERNAL_H
 #define TND_LOAD_INTERNAL_H
@@ -27,7 +27,7 @@
 
 #include "base/base.h"
 #include "memory/memory.h"
-#include "plan/plan.h"
+#include "plan/plan_internal.h"
 #include "storage/storage.h"
 
 #define TND__ITEM_NOT_FED UINT32_MAX
@@ -37,6 +37,8 @@
 #define TND__POLL_NS INT64_C(50000000)
 #define TND__SAMPLE_NS INT64_C(20000000)
 #define TND__CACHE_SAMPLE_NS INT64_C(200000000)
+/* Reads of a chunk that keep a fast disk busy for as long as a slab takes to come back. */
+#define TND__READS_LOW 8
 #define TND__STALL_NS INT64_C(120000000000)
 #define TND__STALL_LOG_NS INT64_C(10000000000)
 

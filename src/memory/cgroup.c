@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "host.h"
+#include "host_internal.h"
 
 #define PATH_BYTES 4096
 

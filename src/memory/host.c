@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "host.h"
+#include "host_internal.h"
 
 #define DEFAULT_MAX TND__MIB(6144)
 /* The smallest slab: with less nothing can be read at all. */

@@ -166,7 +166,8 @@ close_fd:
 int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
 {
 	static const struct tnd__map_how how = {.numa = TND_NUMA_AUTO};
-	int fd;
+	uint64_t map_bytes;
+	int fd, rc;
 
 	if (!bytes)
 		return TND_E_INVALID;
@@ -183,8 +184,11 @@ int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
 		*ret_map_bytes = 0;
 		return 0;
 	}
-	*ret_map_bytes = tnd__round_up(bytes, TND__PAGE);
-	return tnd__map(*ret_map_bytes, &how, ret_data, &fd);
+	map_bytes = tnd__round_up(bytes, TND__PAGE);
+	rc = tnd__map(map_bytes, &how, ret_data, &fd);
+	if (rc == 0)
+		*ret_map_bytes = map_bytes;
+	return rc;
 }
 
 void tnd_own_free(void *memory, uint64_t map_bytes)

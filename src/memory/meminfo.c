@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "host.h"
+#include "host_internal.h"
 
 uint64_t tnd__line_number(const char *text, const char *key)
 {

@@ -72,6 +72,7 @@ int tnd__memlog_json(const struct tnd__memlog *log, char **ret_text)
 {
 	struct tnd__text text = {.failed = tnd__failpoint("mem.alloc") < 0};
 	uint64_t now = log->host.mem_available;
+	char *made;
 
 	tnd__text_add(&text, "{\"phase\": \"%s\"", log->phase);
 	add_counters(&text, log);
@@ -87,6 +88,9 @@ int tnd__memlog_json(const struct tnd__memlog *log, char **ret_text)
 		tnd__text_add(&text, ", \"lost_since_start_bytes\": %" PRId64,
 			      (int64_t)(log->start_available - now));
 	tnd__text_add(&text, "}");
-	*ret_text = tnd__text_take(&text);
-	return *ret_text ? 0 : -ENOMEM;
+	made = tnd__text_take(&text);
+	if (!made)
+		return -ENOMEM;
+	*ret_text = made;
+	return 0;
 }

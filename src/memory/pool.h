@@ -30,10 +30,11 @@ struct tnd_slab {
 	struct tnd__link leases;
 	void *data;
 	uint64_t map_bytes;
-	uint64_t charge; /* what of it the budget still counts: all, but under naive accounting */
-	uint64_t bytes;  /* as requested */
-	char *file;      /* nullable */
-	uint64_t holds;  /* the filler's and the leases' */
+	uint64_t charge;  /* what of it the budget still counts: all, but under naive accounting */
+	uint64_t bytes;   /* as requested */
+	uint64_t touched; /* most that was ever requested of it */
+	char *file;       /* nullable */
+	uint64_t holds;   /* the filler's and the leases' */
 	int fd;
 	bool standard; /* of the pool's slab_bytes */
 };

@@ -184,17 +184,30 @@ static bool suits(const struct tnd_slab *slab, uint64_t bytes)
 	       slab->map_bytes <= TND__MAX(least, bytes + bytes / 4);
 }
 
+/* Whether `a` serves a request of `bytes` with less first touch than `b`, or else leaves the more used one to larger requests. */
+static bool better(const struct tnd_slab *a, const struct tnd_slab *b, uint64_t bytes)
+{
+	bool a_covers = a->touched >= bytes, b_covers = b->touched >= bytes;
+
+	if (a_covers != b_covers)
+		return a_covers;
+	return a_covers ? a->touched < b->touched : a->touched > b->touched;
+}
+
+/* First touch is the dearest part of a mapping; among equals the newest, whose pages are the warmest. */
 static struct tnd_slab *take_idle(struct tnd_slab_pool *pool, uint64_t bytes)
 {
+	struct tnd_slab *best = NULL;
+
 	for (struct tnd__link *at = pool->idle.next; at != &pool->idle; at = at->next) {
 		struct tnd_slab *slab = TND__OF(at, struct tnd_slab, link);
 
-		if (suits(slab, bytes)) {
-			tnd__link_remove(&slab->link);
-			return slab;
-		}
+		if (suits(slab, bytes) && (!best || better(slab, best, bytes)))
+			best = slab;
 	}
-	return NULL;
+	if (best)
+		tnd__link_remove(&best->link);
+	return best;
 }
 
 /*
@@ -279,6 +292,7 @@ static void hand_out(struct tnd_slab_pool *pool, struct tnd_slab *slab, uint64_t
 	struct tnd_slab_stats *stats = &pool->stats;
 
 	slab->bytes = bytes;
+	slab->touched = TND__MAX(slab->touched, bytes);
 	slab->file = file;
 	slab->holds = 1;
 	tnd__link_before(&pool->live, &slab->link);

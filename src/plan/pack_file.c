@@ -19,7 +19,7 @@
  */
 #include <string.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 /*
  * Where a slab is full unless the caller gave a size. Slabs of 256 MiB bring nothing here, as

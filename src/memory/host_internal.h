@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.h - between host.c, meminfo.c and cgroup.c */
-#ifndef TND_HOST_H
-#define TND_HOST_H
+/* host_internal.h - between host.c, meminfo.c and cgroup.c */
+#ifndef TND_HOST_INTERNAL_H
+#define TND_HOST_INTERNAL_H
 
 #include "memory.h"
 
