@@ -5,10 +5,10 @@
  *
  *   storage_faults FILE auto|uring|threads auto|on|off [MAY_FAIL]
  *
- * What could break: a refused call that ends in wrong bytes, a crash, a hang, or a leak. Each 2 MiB
- * of FILE is read at odd bounds, once in place and once by scatter; the file was mapped and copied
- * before the faults begin to count. Prints the report. Exit: 0 all bytes right; 3 some read failed
- * with an error, none with wrong bytes (0 with MAY_FAIL); 1 wrong bytes or something left behind.
+ * What could break: a refused call that ends in wrong bytes, a crash or a hang. Each 2 MiB of FILE is
+ * read at odd bounds, once in place and once by scatter, and compared with a mapping of it. Prints
+ * the report. Exit: 0 all bytes right; 3 some read failed with an error, none with wrong bytes
+ * (0 with MAY_FAIL); 1 wrong bytes, or a read that did not end once.
  */
 #include <errno.h>
 #include <fcntl.h>
