@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 void tnd__experts_block(uint64_t count, uint32_t parts, uint32_t index, uint64_t *ret_first,
 			uint64_t *ret_count)
@@ -47,12 +47,15 @@ bool tnd__experts_keeps(const struct tnd__slicer *slicer, uint32_t index)
 	return owns(slicer, slicer->experts[(name->flags & TND__NAME_F_DRAFT) != 0], name->expert);
 }
 
-/* What the names of one stack say. */
+/* What the names of one stack say, and where its count comes from. */
 struct stack {
 	uint64_t routed; /* highest number + 1 */
 	uint64_t fused;  /* dimension 0 */
 	uint32_t last;   /* tensor with the highest number */
 	uint64_t tensors;
+	const char *name, *source;
+	uint64_t count; /* or TND_EXPERTS_UNKNOWN */
+	bool own_count; /* not lent by the other stack */
 };
 
 static void look(const struct tnd__slicer *slicer, struct stack stacks[2])
@@ -72,11 +75,10 @@ static void look(const struct tnd__slicer *slicer, struct stack stacks[2])
 }
 
 static int check_stack(const struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
-		       const struct stack *stack, bool draft, bool own_count, const char *source,
-		       struct tnd__sentences *warnings, struct tnd_error *reterr)
+		       const struct stack *stack, struct tnd__sentences *warnings,
+		       struct tnd_error *reterr)
 {
-	const char *which = draft ? "draft" : "target";
-	uint64_t count = slicer->experts[draft];
+	uint64_t count = stack->count;
 	uint64_t seen = stack->routed ? stack->routed : stack->fused;
 
 	if (count == TND_EXPERTS_UNKNOWN) {
@@ -86,13 +88,13 @@ static int check_stack(const struct tnd__slicer *slicer, const struct tnd_checkp
 				       "expected an expert count for ep_size %u, found none in "
 				       "config.json and %" PRIu64 " experts in the names of the %s "
 				       "stack; give it with --experts",
-				       slicer->ep_size, seen, which);
+				       slicer->ep_size, seen, stack->name);
 	}
 	/*
 	 * A count that is only lent by the other stack decides nothing unless ownership hangs on
 	 * it.
 	 */
-	if (stack->routed > count && (own_count || slicer->ep_size > 1)) {
+	if (stack->routed > count && (stack->own_count || slicer->ep_size > 1)) {
 		const struct tnd_tensor *tensor = &slicer->tensors[stack->last];
 		const struct tnd_file *files = tnd_checkpoint_files(checkpoint, &(size_t){0});
 		struct tnd__where where = {.file = files[tensor->file].name,
@@ -102,16 +104,16 @@ static int check_stack(const struct tnd__slicer *slicer, const struct tnd_checkp
 		return tnd__fail(reterr, TND_E_EXPERTS, &where,
 				 "expected expert numbers below %" PRIu64 " (%s), found %" PRIu64
 				 "; correct the count with --experts",
-				 count, source, stack->routed - 1);
+				 count, stack->source, stack->routed - 1);
 	}
-	if (seen == count || !stack->tensors || (!seen && !own_count))
+	if (seen == count || !stack->tensors || (!seen && !stack->own_count))
 		return 0;
 	if (tnd__failpoint("plan.alloc") < 0)
 		return -ENOMEM;
 	return tnd__sentences_add(warnings,
 				  "the %s stack has %" PRIu64 " experts by %s and %" PRIu64
 				  " by its tensor names",
-				  which, count, source, seen);
+				  stack->name, count, stack->source, seen);
 }
 
 int tnd__experts_check(const struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
@@ -123,16 +125,19 @@ int tnd__experts_check(const struct tnd__slicer *slicer, const struct tnd_checkp
 	tnd_checkpoint_experts(checkpoint, &draft_count);
 	look(slicer, stacks);
 	for (int draft = 0; draft < 2; draft++) {
+		struct stack *stack = &stacks[draft];
 		bool override = given && (!draft || slicer->phase == TND_PHASE_DRAFT ||
 					  draft_count == TND_EXPERTS_UNKNOWN);
-		bool own_count = !draft || draft_count != TND_EXPERTS_UNKNOWN ||
-				 (given && slicer->phase == TND_PHASE_DRAFT);
 		int rc;
 
 		if (slicer->phase != TND_PHASE_ALL && draft != (slicer->phase == TND_PHASE_DRAFT))
 			continue;
-		rc = check_stack(slicer, checkpoint, &stacks[draft], draft, own_count,
-				 override ? "--experts" : "config.json", warnings, reterr);
+		stack->name = draft ? "draft" : "target";
+		stack->source = override ? "--experts" : "config.json";
+		stack->count = slicer->experts[draft];
+		stack->own_count = !draft || draft_count != TND_EXPERTS_UNKNOWN ||
+				   (given && slicer->phase == TND_PHASE_DRAFT);
+		rc = check_stack(slicer, checkpoint, stack, warnings, reterr);
 		if (rc < 0)
 			return rc;
 	}

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 #define DEFAULT_DRAFT_PREFIX "mtp."
 #define DEFAULT_SKIP ".engram.embed." /* the pattern "*.engram.embed.*" */
@@ -212,19 +212,19 @@ static const struct {
 	{"_weight_scale", {"", ".weight"}},
 };
 
-static bool same_name(const struct tnd_tensor *tensor, const char *stem, size_t stem_bytes,
-		      const char *end, size_t end_bytes)
+static bool same_name(const struct tnd_tensor *tensor, const struct word *stem,
+		      const struct word *end)
 {
-	return tensor->name_bytes == stem_bytes + end_bytes &&
-	       memcmp(tensor->name + stem_bytes, end, end_bytes) == 0 &&
-	       memcmp(tensor->name, stem, stem_bytes) == 0;
+	return tensor->name_bytes == stem->bytes + end->bytes &&
+	       memcmp(tensor->name + stem->bytes, end->text, end->bytes) == 0 &&
+	       memcmp(tensor->name, stem->text, stem->bytes) == 0;
 }
 
-static uint32_t look_around(const struct tnd__slicer *slicer, uint32_t at, const char *stem,
-			    size_t stem_bytes, const char *end, size_t end_bytes)
+static uint32_t look_around(const struct tnd__slicer *slicer, uint32_t at, const struct word *stem,
+			    const struct word *end)
 {
 	for (uint32_t i = at < 4 ? 0 : at - 4; i < slicer->count && i <= at + 4; i++)
-		if (same_name(&slicer->tensors[i], stem, stem_bytes, end, end_bytes))
+		if (same_name(&slicer->tensors[i], stem, end))
 			return i;
 	return TND__NO_INDEX;
 }
@@ -234,20 +234,21 @@ static uint32_t look_around(const struct tnd__slicer *slicer, uint32_t at, const
  * scale's weight is mostly near the last one's.
  */
 static uint32_t find_sibling(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
-			     uint32_t index, size_t stem_bytes, const char *end)
+			     uint32_t index, size_t stem_bytes, const char *suffix)
 {
-	const struct tnd_tensor *tensor = &slicer->tensors[index], *found;
-	size_t end_bytes = strlen(end);
+	struct word stem = {slicer->tensors[index].name, stem_bytes};
+	struct word end = {suffix, strlen(suffix)};
+	const struct tnd_tensor *found;
 	char text[512];
 	uint32_t near;
 
-	near = look_around(slicer, index, tensor->name, stem_bytes, end, end_bytes);
+	near = look_around(slicer, index, &stem, &end);
 	if (near == TND__NO_INDEX)
-		near = look_around(slicer, slicer->hint, tensor->name, stem_bytes, end, end_bytes);
-	if (near == TND__NO_INDEX && stem_bytes + end_bytes <= sizeof(text)) {
-		memcpy(text, tensor->name, stem_bytes);
-		memcpy(text + stem_bytes, end, end_bytes);
-		if (tnd_checkpoint_find(checkpoint, text, stem_bytes + end_bytes, &found) == 0)
+		near = look_around(slicer, slicer->hint, &stem, &end);
+	if (near == TND__NO_INDEX && stem.bytes + end.bytes <= sizeof(text)) {
+		memcpy(text, stem.text, stem.bytes);
+		memcpy(text + stem.bytes, end.text, end.bytes);
+		if (tnd_checkpoint_find(checkpoint, text, stem.bytes + end.bytes, &found) == 0)
 			near = (uint32_t)(found - slicer->tensors);
 	}
 	if (near != TND__NO_INDEX)

@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 int tnd_plan_find(const struct tnd_plan *plan, const char *name, size_t name_bytes,
 		  size_t *ret_item)

@@ -2,7 +2,7 @@
 /* pack_name.c - items in name order, each at the next 4 KiB boundary of its shard's open slab */
 #include <string.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 static int add_slab(struct tnd_plan *plan, size_t item, uint32_t flags)
 {

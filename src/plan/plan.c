@@ -2,11 +2,15 @@
 /*
  * plan.c - making a plan, and looking at it
  *
- *   options -> names -> expert counts -> items (one a tensor that this rank keeps, in delivery order)
- *           -> slabs, pieces, costs
+ *   options -> names -> expert counts -> items -> slabs, pieces, costs
+ *
+ * One item for each tensor that this rank keeps, in delivery order.
  *
  * Delivery order: packing name: the checkpoint's (files, then names, in byte order); packing file:
  * tensors of a file by offset, zero-size ones first.
+ *
+ * References: U1, the drop of one, pairs with itself: what other users read is read before the last
+ * one frees it.
  *
  * A plan does not change once it is made. It holds a reference to its checkpoint, and loads hold
  * references to it.
@@ -17,7 +21,7 @@
 #include <string.h>
 
 #include "checkpoint/parts.h"
-#include "plan.h"
+#include "plan_internal.h"
 
 void *tnd__plan_alloc(size_t count, size_t bytes)
 {
@@ -192,16 +196,13 @@ int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *
 
 void tnd__plan_ref(struct tnd_plan *plan)
 {
-	/* Relaxed: who takes a reference has one already. */
+	/* Relaxed, no partner: who takes a reference has one already. */
 	atomic_fetch_add_explicit(&plan->references, 1, memory_order_relaxed);
 }
 
 void tnd_plan_close(struct tnd_plan *plan)
 {
-	/*
-	 * U1: acq_rel, pairs with itself: what other users read is read before the last one frees
-	 * it.
-	 */
+	/* U1: pairs with itself. */
 	if (!plan || atomic_fetch_sub_explicit(&plan->references, 1, memory_order_acq_rel) != 1)
 		return;
 	tnd_checkpoint_close(plan->checkpoint);

@@ -3,8 +3,8 @@
  * plan_budget.c - what a plan costs, and the slab size with which it fits
  *
  *   fixed   = metadata (checkpoint's tables, this plan) + bounce buffers + page cache in flight
- *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused; the
- *             capacity is raised to that of the largest buffer if the budget has room for two
+ *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused;
+ *             the capacity is raised to that of the largest buffer if the budget has room for two
  *   least   = fixed + the most that is alive at once, each view released before the next is taken
  *
  * A default slab size is halved until that fits; a given one is taken as it is.
@@ -13,7 +13,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 #define DEFAULT_SLAB_MAX TND__MIB(256)
 #define SLAB_MIN TND__MIB(1)

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 /* Appends `value` (taken over) as JSON. */
 static void put(struct tnd__text *text, json_t *value)
@@ -164,6 +164,7 @@ int tnd_plan_json(const struct tnd_plan *const *plans, size_t plan_count, uint32
 	static const char *const phases[] = {"all", "target", "draft"};
 	const struct tnd_plan *first = plan_count ? plans[0] : NULL;
 	struct tnd__text text = {0};
+	char *made;
 
 	if (!first || (flags & ~TND_PLAN_JSON_F_TENSORS))
 		return TND_E_INVALID;
@@ -192,6 +193,9 @@ int tnd_plan_json(const struct tnd_plan *const *plans, size_t plan_count, uint32
 	tnd__text_add(&text, ",\"warnings\":[");
 	put_warnings(&text, plans, plan_count);
 	tnd__text_add(&text, "]}");
-	*ret_text = tnd__text_take(&text);
-	return *ret_text ? 0 : -ENOMEM;
+	made = tnd__text_take(&text);
+	if (!made)
+		return -ENOMEM;
+	*ret_text = made;
+	return 0;
 }

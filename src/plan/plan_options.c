@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_options.c - layout and options checked and completed, the environment read */
+/*
+ * plan_options.c - layout and options checked and completed, the environment read
+ *
+ *   option given > TUNDISH_TP_SLICE, TUNDISH_SLAB_MB > by layout and budget
+ *
+ * A wrong option is refused with the field's name. A variable that cannot be understood is only a
+ * warning: it may be meant for another program, and every rank of an engine inherits it.
+ *
+ * Ranks: rank = dp index x tp + tp rank; dense tensors are cut by tp, routed experts by
+ * moe_tp = tp x dp / ep, and rank / moe_tp is the part of the experts that a rank owns. A draft
+ * phase has no expert filter.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 #define KNOWN_FLAGS                                                                        \
 	(TND_PLAN_F_NO_EP_FILTER | TND_PLAN_F_EP_SCALES_ALL | TND_PLAN_F_NO_DEFAULT_SKIP | \

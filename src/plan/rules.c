@@ -10,7 +10,7 @@
  * Invariants: the ranges of all ranks together are the whole dimension; whatever does not divide is
  * whole, with a reason.
  */
-#include "plan.h"
+#include "plan_internal.h"
 
 #define VOCAB_PAD UINT64_C(64)
 #define MX_BLOCK UINT64_C(32)
@@ -167,16 +167,21 @@ static enum tnd__reason halves(struct tnd__ranges *out, uint32_t dim, uint64_t v
  * `scale` is 2 where gate and up alternate, `per` the values of `inner` that one value of the
  * dimension stands for.
  */
-static enum tnd__reason in_units(struct tnd__ranges *out, uint32_t dim, uint64_t inner,
-				 uint64_t unit, uint64_t scale, uint64_t per, struct part part)
-{
-	uint64_t units = inner / unit, each = (units + part.size - 1) / part.size * unit;
-	uint64_t start = TND__MIN(part.rank * each, inner);
-	uint64_t end = TND__MIN(start + each, inner);
+struct units {
+	uint64_t inner, unit, scale, per;
+};
 
-	if (inner % unit)
+static enum tnd__reason in_units(struct tnd__ranges *out, uint32_t dim, const struct units *cut,
+				 struct part part)
+{
+	uint64_t units = cut->inner / cut->unit;
+	uint64_t each = (units + part.size - 1) / part.size * cut->unit;
+	uint64_t start = TND__MIN(part.rank * each, cut->inner);
+	uint64_t end = TND__MIN(start + each, cut->inner);
+
+	if (cut->inner % cut->unit)
 		return whole(out, TND__REASON_BLOCKS);
-	return one(out, dim, scale * start / per, scale * (end - start) / per);
+	return one(out, dim, cut->scale * start / cut->per, cut->scale * (end - start) / cut->per);
 }
 
 static enum tnd__reason gpt_oss(struct tnd__ranges *out, const struct tnd_tensor *tensor,
@@ -195,13 +200,15 @@ static enum tnd__reason gpt_oss(struct tnd__ranges *out, const struct tnd_tensor
 			return whole(out, TND__REASON_NONE);
 		if (tensor->dim_count <= in_dim || tensor->shape[in_dim] > UINT64_MAX / per / 4)
 			return whole(out, TND__REASON_SHAPE);
-		return in_units(out, in_dim, tensor->shape[in_dim] * per, unit, 1, per, part);
+		return in_units(out, in_dim,
+				&(struct units){tensor->shape[in_dim] * per, unit, 1, per}, part);
 	}
 	if (tensor->dim_count <= out_dim)
 		return whole(out, TND__REASON_SHAPE);
 	if (tensor->shape[out_dim] % 2)
 		return whole(out, TND__REASON_UNEVEN);
-	return in_units(out, out_dim, tensor->shape[out_dim] / 2, unit, 2, 1, part);
+	return in_units(out, out_dim, &(struct units){tensor->shape[out_dim] / 2, unit, 2, 1},
+			part);
 }
 
 /* Fused weights are [E, out, in] or, in older checkpoints, [E, in, out]; the hidden size tells. */

@@ -11,7 +11,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "plan.h"
+#include "plan_internal.h"
 
 /*
  * Bits of the dimensions [from, to). The whole tensor's were checked against overflow when the file

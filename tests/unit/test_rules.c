@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "plan/plan.h"
+#include "plan/plan_internal.h"
 #include "support/planning.h"
 #include "support/shapes.h"
 

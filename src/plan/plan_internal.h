@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan.h - inside of the plan layer, and what the load needs of it
+ * plan_internal.h - inside of the plan layer, and what the load needs of it
  *
  *   names.c      each name once, rank independent: draft, skipped, wanted, expert number, role
  *   rules.c      role + layout -> ranges of values along one dimension
@@ -11,8 +11,8 @@
  *   pieces.c     items that cannot fit -> pieces
  *   plan_budget.c   fixed costs, least budget
  */
-#ifndef TND_PLAN_H
-#define TND_PLAN_H
+#ifndef TND_PLAN_INTERNAL_H
+#define TND_PLAN_INTERNAL_H
 
 #include <tundish/host.h>
 #include <tundish/plan.h>
