@@ -7,7 +7,7 @@
  * written: the report even when a file could not be, whose failure is status 5 unless the load
  * itself has failed.
  */
-#include "load.h"
+#include "load_parts.h"
 
 #include <errno.h>
 #include <fcntl.h>

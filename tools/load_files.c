@@ -2,7 +2,7 @@
 /*
  * load_files.c - the checksum and trace files: a share from each rank, put together by their parent
  */
-#include "load.h"
+#include "load_parts.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -5,7 +5,7 @@
  * A rank that died or was refused has no report of the library; its object has every key all the
  * same, with nothing in it, so that readers need no special case.
  */
-#include "load.h"
+#include "load_parts.h"
 
 #include <string.h>
 

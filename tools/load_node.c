@@ -13,7 +13,7 @@
  * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is
  * gone takes its usual course when the mask is restored.
  */
-#include "load.h"
+#include "load_parts.h"
 
 #include <errno.h>
 #include <fcntl.h>

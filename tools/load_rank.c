@@ -11,7 +11,7 @@
  * into one mapping of its own, in steps that it tells to the load, so that its memory is not taken
  * for the loader's.
  */
-#include "load.h"
+#include "load_parts.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* load_text.c - the report of a load for people, from the same figures as `tundish.load/1` */
-#include "load.h"
+#include "load_parts.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* progress.c - how far the ranks are: a bar for people, a JSON line a step for programs */
-#include "load.h"
+#include "load_parts.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * load.h - the parts of `tundish load`
+ * load_parts.h - the parts of `tundish load`
  *
  *      cmd_load.c      options; checks checkpoint and every rank's plan before any process is
  *          |           started; writes the results
@@ -21,8 +21,8 @@
  *       "report":{..}|null,"memlog":{..}|null}
  * A rank that ends without "end" has died.
  */
-#ifndef TND_TOOL_LOAD_H
-#define TND_TOOL_LOAD_H
+#ifndef TND_TOOL_LOAD_PARTS_H
+#define TND_TOOL_LOAD_PARTS_H
 
 #include "tool.h"
 
