@@ -67,7 +67,11 @@ show() {
 	"$tundish" "$@"
 }
 
-show inspect "$model" --sort size | head -n 12
+show inspect "$model" --sort size --filter '*layer*.0.*'
 show plan "$model" --tp 4 --slice "$slice" --budget 64MiB
-show load "$model" --tp 4 --slice "$slice" --budget 64MiB --report _demo/report.json --progress auto
+for file in "$model"/*.safetensors; do
+	# out of the page cache, so that the disk is read
+	dd if="$file" iflag=nocache count=0 status=none
+done
+show load "$model" --tp 4 --slice "$slice" --budget 64MiB --report _demo/report.json --progress always
 printf '\nThe whole report: _demo/report.json\n'
