@@ -67,10 +67,11 @@ show() {
 	"$tundish" "$@"
 }
 
-show inspect "$model" --sort size --filter '*layer*.0.*'
+show inspect "$model" --sort size --filter '*layer*.0.*[nN]orm*'
 show plan "$model" --tp 4 --slice "$slice" --budget 64MiB
 for file in "$model"/*.safetensors; do
 	# out of the page cache, so that the disk is read
+	sync "$file"
 	dd if="$file" iflag=nocache count=0 status=none
 done
 show load "$model" --tp 4 --slice "$slice" --budget 64MiB --report _demo/report.json --progress always
