@@ -24,7 +24,7 @@
 
 #include <tundish/host.h>
 
-#include "storage/doctor.h"
+#include "storage/doctor_internal.h"
 #include "storage/engine.h"
 
 #ifndef MADV_POPULATE_WRITE

@@ -15,9 +15,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include <tundish/load.h>
+#include <tundish/slab.h>
 
-#include "storage/doctor.h"
+#include "storage/doctor_internal.h"
 #include "storage/engine.h"
 
 #ifndef RWF_DONTCACHE
@@ -60,8 +60,8 @@ static void check_file_system(struct tnd__doctor *doctor, int fd)
 /* Through a source, so that what is said here is what a load would do; one page is read. */
 static void check_direct(struct tnd__doctor *doctor, int fd, const char *name, uint64_t bytes)
 {
-	struct tnd__storage_opts opts = {.engine = TND_ENGINE_THREADS,
-					 .direct = TND_DIRECT_ON,
+	struct tnd__storage_opts opts = {.engine = TND__ENGINE_THREADS,
+					 .direct = TND__DIRECT_ON,
 					 .thread_count = 1,
 					 .numa = TND_NUMA_AUTO};
 	struct tnd__storage *storage;
@@ -76,14 +76,14 @@ static void check_direct(struct tnd__doctor *doctor, int fd, const char *name, u
 	}
 	rc = tnd__source_open(storage, fd, name, bytes, &source, NULL);
 	if (rc == 0) {
-		bool direct = atomic_load(&source->direct);
+		bool direct = atomic_load_explicit(&source->direct, memory_order_relaxed);
 
 		page = mmap(NULL, TND__PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 			    -1, 0);
 		if (direct && page != MAP_FAILED &&
 		    pread(source->direct_fd, page, TND__PAGE, 0) < 0)
 			tnd__source_retire_direct(source, "O_DIRECT read refused", -errno);
-		direct = atomic_load(&source->direct);
+		direct = atomic_load_explicit(&source->direct, memory_order_relaxed);
 		if (direct)
 			tnd__doctor_tell(doctor, "direct_io", 1, "", "works, alignment %u",
 					 source->align);

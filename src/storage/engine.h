@@ -5,12 +5,13 @@
  *   submit -> route -> (resources: a bounce buffer, a place in the window) -> ring or worker queue
  *                ^                      |  none free: wait list               |
  *                |                      v                                     v
- *                `---- refused: retried another way <---- ring thread / workers ----> deliver -> done
+ *                `---- refused: retried another way <---- ring thread / workers --> deliver -> done
  *
  * Locks: storage->lock guards queues, resources, counters and the texts of sources. Flags that any
- * thread may look at without it are atomic and relaxed: a stale value costs one refused read, which
- * is then retried. A read that waits for a resource holds none: bounce buffer and window place are
- * taken together or not at all, so two readers cannot wait for each other.
+ * thread may look at without it are atomic, and all relaxed, without partners: nothing is published
+ * by them, and a stale value costs one refused read, which is then retried. A read that waits for a
+ * resource holds none: bounce buffer and window place are taken together or not at all, so two
+ * readers cannot wait for each other.
  */
 #ifndef TND_STORAGE_ENGINE_H
 #define TND_STORAGE_ENGINE_H
@@ -59,10 +60,7 @@ struct tnd__source {
 	_Atomic bool stat_no; /* cachestat is refused */
 	_Atomic bool nowait_no;
 	_Atomic bool dontcache_no;
-	/*
-	 * One entry for each 2 MiB, set at the first read of it: how it was when we came. NULL: not
-	 * remembered.
-	 */
+	/* How each 2 MiB was when we came, set at its first read. NULL: not remembered. */
 	unsigned char *extent_state;
 	uint32_t *extent_cold; /* bit i: the i-th 64 KiB had no page cached */
 	size_t extent_count;
@@ -131,9 +129,7 @@ int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread);
 void tnd__thread_settle(const struct tnd__storage *storage, const char *name);
 
 /* -- bounce.c: bounce buffers and the window -- */
-/*
- * Takes what read->state asks for, or puts it on the wait list. Return: 1 taken; 0 waits; -ENOMEM.
- */
+/* Takes what read->state asks for, or puts it on the wait list. Return: 1; 0: waits; -ENOMEM. */
 int tnd__resources_take(struct tnd__read *read);
 void tnd__resources_give(struct tnd__read *read);
 void tnd__bounces_free(struct tnd__storage *storage);
@@ -157,14 +153,11 @@ void tnd__uring_queue(struct tnd__storage *storage, struct tnd__read *read);
 void tnd__uring_close(struct tnd__storage *storage);
 
 /* -- cpus.c, quota.c -- */
-int tnd__cpus_allowed(
-	unsigned char *bits); /* bits: TND__CPU_BITS; the whole cpuset. Return: count. */
+/* The whole cpuset. `bits`: room for TND__CPU_BITS. Return: count. */
+int tnd__cpus_allowed(unsigned char *bits);
 void tnd__cpus_text(const unsigned char *bits, char *out, size_t out_bytes);
 int tnd__cpus_choose(const char *list, int32_t numa, unsigned char *bits);
-/*
- * Processors that the cgroups' quota allows, rounded up; 0: no limit. `root`: "" or a recorded
- * tree.
- */
+/* Processors that the cgroups' quota allows, rounded up; 0: no limit. `root`: "", or a test's. */
 uint32_t tnd__cpu_quota(const char *root);
 
 #endif

@@ -7,7 +7,7 @@
  * one, and leave it behind.
  *
  *   cachestat: 0 pages -> cold; all -> warm; some -> mixed, with a map of the cold 64 KiB blocks
- *   refused:   one page with RWF_NOWAIT: EAGAIN -> cold (and the page is dropped later), bytes -> warm
+ *   refused:   one page with RWF_NOWAIT: EAGAIN -> cold (the page is dropped later), bytes -> warm
  *   refused:   unknown: read as if cold, never dropped
  *
  * Only what was found cold is dropped.

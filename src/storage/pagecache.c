@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pagecache.c - how much of a file is in the page cache, and dropping it from there */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/syscall.h>

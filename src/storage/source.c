@@ -12,8 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <tundish/load.h>
-
 #include "storage/engine.h"
 
 /* statx by number and offset: the fields are newer than the C library's struct. */
@@ -204,7 +202,7 @@ int tnd__source_open(struct tnd__storage *storage, int fd, const char *name, uin
 	if (storage->uring_reason[0])
 		note_locked(source, storage->uring_reason);
 	pthread_mutex_unlock(&storage->lock);
-	if (storage->opts.direct != TND_DIRECT_OFF)
+	if (storage->opts.direct != TND__DIRECT_OFF)
 		open_direct(source, fd);
 	*ret_source = source;
 	return 0;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tundish/load.h>
+#include <tundish/slab.h>
 
 #include "storage/engine.h"
 
@@ -239,7 +239,7 @@ int tnd__storage_create(const struct tnd__storage_opts *opts, struct tnd__storag
 	rc = placement(storage, reterr);
 	if (rc < 0)
 		goto free_storage;
-	if (opts->engine != TND_ENGINE_THREADS && tnd__uring_open(storage) == 0)
+	if (opts->engine != TND__ENGINE_THREADS && tnd__uring_open(storage) == 0)
 		atomic_store_explicit(&storage->uring_ok, true, memory_order_relaxed);
 	fill_threads(storage);
 	rc = workers_start(storage);

@@ -25,20 +25,25 @@
 struct tnd__storage;
 struct tnd__source;
 
+/* The numbers of TND_ENGINE_* and TND_DIRECT_* in <tundish/load.h>, which is above this layer. */
+#define TND__ENGINE_AUTO 0u
+#define TND__ENGINE_URING 1u
+#define TND__ENGINE_THREADS 2u
+#define TND__DIRECT_AUTO 0u
+#define TND__DIRECT_ON 1u
+#define TND__DIRECT_OFF 2u
+
 struct tnd__storage_opts {
-	uint32_t engine;       /* TND_ENGINE_* of load.h, same numbers */
-	uint32_t direct;       /* TND_DIRECT_* */
+	uint32_t engine;       /* TND__ENGINE_* */
+	uint32_t direct;       /* TND__DIRECT_* */
 	bool keep_cache;       /* do not drop what a buffered read of a cold extent brought in */
 	uint32_t thread_count; /* workers; 0: default from processors and quota */
 	uint32_t queue_depth;  /* reads in flight; 0: default */
-	uint64_t
-		chunk_bytes; /* no read is longer; bounce buffers are chunk_bytes + 2 x 4 KiB each */
-	uint32_t
-		bounce_count; /* bounce buffers, allocated on first need, never more than this many; >= 1 */
-	uint32_t
-		window_count; /* buffered reads of cold extents in flight: their page cache, in chunks; 0: 4 */
-	const char *cpus; /* list, or NULL: every processor of the cpuset */
-	int32_t numa; /* node, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE: where bounce buffers and workers go */
+	uint64_t chunk_bytes;  /* no read is longer; a bounce buffer has 2 x 4 KiB more; 0: 2 MiB */
+	uint32_t bounce_count; /* most bounce buffers, allocated on first need; 0: 4 */
+	uint32_t window_count; /* most buffered reads of cold extents in flight; 0: 4 */
+	const char *cpus; /* list, borrowed for the call; NULL: every processor of the cpuset */
+	int32_t numa; /* of bounce buffers and workers: a node, or TND_NUMA_* */
 };
 
 #define TND__CACHE_UNKNOWN 0
@@ -74,10 +79,13 @@ struct tnd__storage_stats {
 struct tnd__read {
 	struct tnd__source *source;
 	uint64_t offset; /* exact, any alignment */
-	uint64_t
-		bytes; /* > 0, <= chunk_bytes; within one 2 MiB of the file unless chunk_bytes is larger */
+	/* > 0, at most chunk_bytes; within one 2 MiB of the file unless a chunk is larger. */
+	uint64_t bytes;
 	void *dst; /* nullable */
-	/* dst is congruent to offset modulo 4096 and the 4 KiB blocks around its range may be written. */
+	/*
+	 * dst is congruent to offset modulo 4096 and the 4 KiB blocks around its range may be
+	 * written.
+	 */
 	bool padded;
 	/*
 	 * With dst NULL: gives all the bytes at once; called once, from a worker or the ring's

@@ -21,8 +21,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <tundish/load.h>
-
 #include "storage/engine.h"
 
 #ifndef RWF_DONTCACHE
@@ -74,7 +72,7 @@ static bool goes_direct(const struct tnd__read *read)
 	if (read->state & TND__READ_NODIRECT ||
 	    !atomic_load_explicit(&source->direct, memory_order_relaxed))
 		return false;
-	return source->storage->opts.direct == TND_DIRECT_ON || !(read->state & TND__READ_WARM);
+	return source->storage->opts.direct == TND__DIRECT_ON || !(read->state & TND__READ_WARM);
 }
 
 void tnd__transfer_route(struct tnd__read *read)

@@ -50,7 +50,7 @@ struct tnd__uring {
 	/* under the storage's lock */
 	struct tnd__queue pending;
 	bool ready, stop, woken;
-	bool broken; /* written by the ring's thread only, which also looks at it without the lock */
+	bool broken; /* written by the ring's thread only, which reads it without the lock */
 };
 
 /* Room for depth + 1 entries was made at setup, so there is always one. */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * doctor.h - what the files of tnd_doctor() share
- */
-#ifndef TND_STORAGE_DOCTOR_H
-#define TND_STORAGE_DOCTOR_H
+/* doctor_internal.h - what the files of tnd_doctor() share */
+#ifndef TND_DOCTOR_INTERNAL_H
+#define TND_DOCTOR_INTERNAL_H
 
 #include <tundish/doctor.h>
 
