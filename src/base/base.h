@@ -81,8 +81,8 @@ void tnd__ns_to_timespec(int64_t ns, struct timespec *ret_time);
 /* -- texts (text.c) -- */
 
 /*
- * Printable form of a name: control characters, quotes, backslashes and broken UTF-8 as \u00XX or
- * \xXX; cut with "..." to fit. Always NUL-terminated. Return: out.
+ * Printable form of a name: control characters as \u00XX, broken UTF-8 as \xXX; cut with "..." to
+ * fit. Always NUL-terminated. Return: out.
  */
 const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes);
 

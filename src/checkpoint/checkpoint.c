@@ -18,7 +18,7 @@
 
 struct tnd_checkpoint *tnd__checkpoint_ref(struct tnd_checkpoint *checkpoint)
 {
-	/* Relaxed: who takes a reference has one already. */
+	/* Relaxed, no partner: who takes a reference has one already. */
 	atomic_fetch_add_explicit(&checkpoint->ref_count, 1, memory_order_relaxed);
 	return checkpoint;
 }

@@ -130,7 +130,7 @@ static void handle_full(struct tnd_load *load, bool *logged)
 
 static void check_limits(struct tnd_load *load)
 {
-	if (atomic_load(&load->cancelled))
+	if (atomic_load_explicit(&load->cancelled, memory_order_relaxed))
 		tnd__load_fail(load, TND_E_CANCELLED, NULL, "the load was cancelled");
 	else if (load->opts.deadline_ns && tnd__now_ns() > load->opts.deadline_ns)
 		tnd__load_fail(load, TND_E_DEADLINE, NULL,
@@ -141,7 +141,7 @@ static void check_limits(struct tnd_load *load)
 
 static bool ready(struct tnd_load *load, size_t index)
 {
-	/* Pairs with the release in item_done(). */
+	/* S3: pairs with S2 in item_done(). */
 	return atomic_load_explicit(&load->states[index], memory_order_acquire) == TND__ITEM_READY;
 }
 
@@ -380,11 +380,14 @@ int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_e
 	bool idle = false;
 	int rc;
 
-	if (!atomic_compare_exchange_strong(&load->in_next, &idle, true))
+	/* N2: pairs with N1 below, of the thread that was here before. */
+	if (!atomic_compare_exchange_strong_explicit(&load->in_next, &idle, true,
+						     memory_order_acquire, memory_order_relaxed))
 		return tnd__fail_plain(reterr, -EBUSY,
 				       "another thread is in tnd_load_next on this load; take "
 				       "views from one thread");
 	rc = next_view(load, ret_view, reterr);
-	atomic_store(&load->in_next, false);
+	/* N1: pairs with N2. */
+	atomic_store_explicit(&load->in_next, false, memory_order_release);
 	return rc;
 }

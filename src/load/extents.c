@@ -101,6 +101,7 @@ static void item_done(struct tnd__batch *batch, size_t index)
 	struct tnd__flow *flow = load->flow;
 	int64_t start;
 
+	/* S1: pairs with itself. */
 	if (atomic_fetch_sub_explicit(&load->states[index], 1, memory_order_acq_rel) != 1)
 		return;
 	if (load->totals.packing == TND_PACKING_FILE && needs_settling(item)) {
@@ -109,7 +110,7 @@ static void item_done(struct tnd__batch *batch, size_t index)
 		atomic_fetch_add_explicit(&load->gather_ns, (uint64_t)(tnd__now_ns() - start),
 					  memory_order_relaxed);
 	}
-	/* Publishes the item's bytes; pairs with the acquire in next(). */
+	/* S2: publishes the item's bytes; pairs with S3 in ready(). */
 	atomic_store_explicit(&load->states[index], TND__ITEM_READY, memory_order_release);
 	pthread_mutex_lock(&flow->lock);
 	flow->progress_ns = tnd__now_ns();
@@ -120,6 +121,7 @@ static void item_done(struct tnd__batch *batch, size_t index)
 
 static void batch_put(struct tnd__batch *batch)
 {
+	/* B1: pairs with itself. */
 	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) != 1)
 		return;
 	free(batch->spans);
@@ -208,6 +210,7 @@ static void read_done(struct tnd__read *read, int status, uint64_t fail_offset)
 		pthread_cond_signal(&flow->consumer);
 	}
 	pthread_mutex_unlock(&flow->lock);
+	/* R1: pairs with R2 in tnd__feed_close_sources(). */
 	atomic_fetch_sub_explicit(&load->load_files[file].reads, 1, memory_order_release);
 }
 
@@ -357,7 +360,7 @@ int tnd__batch_create(struct tnd_load *load, size_t slab, struct tnd__buffer *bu
 		batch_put(batch);
 		return rc;
 	}
-	atomic_store(&batch->left, batch->extent_count + 1);
+	atomic_store_explicit(&batch->left, batch->extent_count + 1, memory_order_relaxed);
 	*ret_batch = batch;
 	return 0;
 }

@@ -34,7 +34,7 @@ void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
 	pthread_mutex_unlock(&flow->lock);
 	if (!first)
 		return;
-	atomic_store(&load->stopping, true);
+	atomic_store_explicit(&load->stopping, true, memory_order_relaxed);
 	tnd__storage_cancel(load->storage);
 	tnd_budget_wake(load->budget);
 }
@@ -88,11 +88,14 @@ static void close_source(struct tnd_load *load, size_t index)
 
 void tnd__feed_close_sources(struct tnd_load *load, bool all)
 {
-	for (size_t i = 0; i < load->file_count; i++)
-		if (load->load_files[i].source &&
-		    (all ||
-		     !atomic_load_explicit(&load->load_files[i].reads, memory_order_acquire)))
+	for (size_t i = 0; i < load->file_count; i++) {
+		struct tnd__load_file *file = &load->load_files[i];
+
+		/* R2: pairs with R1 in read_done(). */
+		if (file->source &&
+		    (all || !atomic_load_explicit(&file->reads, memory_order_acquire)))
 			close_source(load, i);
+	}
 }
 
 /*
@@ -143,13 +146,13 @@ static int open_source(struct tnd_load *load, size_t slab)
 		tnd__load_fail_detail(load, &error);
 		return rc;
 	}
-	file->opened = true;
 	return 0;
 }
 
 static bool stopped(struct tnd_load *load)
 {
-	return atomic_load(&load->stopping) || atomic_load(&load->cancelled);
+	return atomic_load_explicit(&load->stopping, memory_order_relaxed) ||
+	       atomic_load_explicit(&load->cancelled, memory_order_relaxed);
 }
 
 static int interrupted(void *arg)

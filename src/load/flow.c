@@ -30,11 +30,13 @@ struct tnd__flow *tnd__flow_create(void)
 
 void tnd__flow_ref(struct tnd__flow *flow)
 {
+	/* Relaxed, no partner: who takes a reference has one already. */
 	atomic_fetch_add_explicit(&flow->refs, 1, memory_order_relaxed);
 }
 
 void tnd__flow_unref(struct tnd__flow *flow)
 {
+	/* F1: pairs with itself. */
 	if (!flow || atomic_fetch_sub_explicit(&flow->refs, 1, memory_order_acq_rel) != 1)
 		return;
 	pthread_cond_destroy(&flow->feeder);
@@ -101,7 +103,8 @@ void tnd_view_release(struct tnd_view *view)
 	tnd_lease_release(hold->lease);
 	if (hold->own) {
 		tnd_own_free(hold->own, hold->own_map_bytes);
-		atomic_fetch_sub(&flow->consumer_bytes, (int64_t)hold->own_bytes);
+		atomic_fetch_sub_explicit(&flow->consumer_bytes, (int64_t)hold->own_bytes,
+					  memory_order_relaxed);
 	}
 	if (hold->buffer) {
 		pthread_mutex_lock(&flow->lock);

@@ -17,6 +17,14 @@
 
 #include "load_internal.h"
 
+/* storage/ is below this layer, so it has the numbers under names of its own. */
+_Static_assert(TND_ENGINE_AUTO == TND__ENGINE_AUTO && TND_ENGINE_URING == TND__ENGINE_URING &&
+		       TND_ENGINE_THREADS == TND__ENGINE_THREADS,
+	       "one set of numbers");
+_Static_assert(TND_DIRECT_AUTO == TND__DIRECT_AUTO && TND_DIRECT_ON == TND__DIRECT_ON &&
+		       TND_DIRECT_OFF == TND__DIRECT_OFF,
+	       "one set of numbers");
+
 static int check_opts(const struct tnd_load_opts *opts, struct tnd_error *reterr)
 {
 	const uint32_t known = TND_LOAD_F_KEEP_CACHE | TND_LOAD_F_OWN | TND_LOAD_F_SHARED_SLABS;
@@ -25,14 +33,15 @@ static int check_opts(const struct tnd_load_opts *opts, struct tnd_error *reterr
 		return tnd__fail_plain(reterr, TND_E_INVALID,
 				       "tnd_load_opts: expected struct_bytes %zu, found %u",
 				       sizeof(*opts), opts->struct_bytes);
-	if (opts->flags & ~known || opts->engine > TND_ENGINE_THREADS ||
+	if (opts->flags & ~known || opts->reserved || opts->engine > TND_ENGINE_THREADS ||
 	    opts->direct > TND_DIRECT_OFF || opts->on_full > TND_ON_FULL_COPY ||
 	    (opts->numa_given && opts->numa < TND_NUMA_INTERLEAVE))
 		return tnd__fail_plain(reterr, TND_E_INVALID,
-				       "tnd_load_opts: unknown value: flags 0x%x, engine %u, "
-				       "direct %u, on_full %u, numa %d",
+				       "tnd_load_opts: expected values of <tundish/load.h>, found "
+				       "flags 0x%x, engine %u, direct %u, on_full %u, numa %d, "
+				       "reserved %u",
 				       opts->flags, opts->engine, opts->direct, opts->on_full,
-				       opts->numa);
+				       opts->numa, opts->reserved);
 	return 0;
 }
 
@@ -181,8 +190,6 @@ static void refund_fixed(struct tnd_load *load)
 /* Threads are gone, or were never there: everything else of the load that open made. */
 static void free_load(struct tnd_load *load)
 {
-	for (size_t i = 0; load->load_files && i < load->file_count; i++)
-		free(load->load_files[i].name);
 	free(load->load_files);
 	free(load->buffers);
 	free(load->states);
@@ -230,12 +237,12 @@ void tnd_load_cancel(struct tnd_load *load)
 	 * All waits look at this within TND__POLL_NS; nothing here but a store, for signal
 	 * handlers.
 	 */
-	atomic_store(&load->cancelled, true);
+	atomic_store_explicit(&load->cancelled, true, memory_order_relaxed);
 }
 
 void tnd_load_consumer_bytes(struct tnd_load *load, int64_t delta)
 {
-	atomic_fetch_add(&load->flow->consumer_bytes, delta);
+	atomic_fetch_add_explicit(&load->flow->consumer_bytes, delta, memory_order_relaxed);
 }
 
 /* -- end -- */
@@ -244,7 +251,7 @@ static void stop_threads(struct tnd_load *load)
 {
 	struct tnd__flow *flow = load->flow;
 
-	atomic_store(&load->stopping, true);
+	atomic_store_explicit(&load->stopping, true, memory_order_relaxed);
 	tnd__storage_cancel(load->storage);
 	tnd_budget_wake(load->budget);
 	if (load->feeder_started)
@@ -303,7 +310,8 @@ static int conclude(struct tnd_load *load)
 	int escaped = tnd_slab_pool_escaped(load->pool, 1, &load->escaped);
 	int code = tnd__load_error(load, &load->end_error);
 
-	if (!code && load->next_item < load->item_count && atomic_load(&load->cancelled)) {
+	if (!code && load->next_item < load->item_count &&
+	    atomic_load_explicit(&load->cancelled, memory_order_relaxed)) {
 		code = TND_E_CANCELLED;
 		tnd__fail_plain(&load->end_error, code, "the load was cancelled");
 	}
@@ -348,75 +356,4 @@ void tnd_load_close(struct tnd_load *load)
 		return;
 	tnd_load_end(load, NULL);
 	free_load(load);
-}
-
-/* -- figures -- */
-
-static void add_pool(struct tnd_load *load, struct tnd_load_stats *stats)
-{
-	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
-	struct tnd_budget_stats budget = {.struct_bytes = sizeof(budget)};
-
-	tnd_slab_pool_stats(load->pool, &pool);
-	tnd_budget_stats(load->budget, &budget);
-	stats->buffers = pool.buffers;
-	stats->buffer_bytes = pool.buffer_bytes;
-	stats->slabs = load->totals.slab_bytes ? pool.buffers : 0;
-	stats->allocations = pool.allocations;
-	stats->huge_bytes = pool.huge_bytes;
-	stats->live = pool.live;
-	stats->live_bytes = pool.live_bytes;
-	stats->peak_live = pool.peak_live;
-	stats->peak_live_bytes = pool.peak_bytes;
-	stats->charged_bytes = budget.charged_bytes;
-	stats->peak_charged_bytes = budget.peak_bytes;
-	stats->budget_bytes = budget.bound_bytes;
-	stats->overruns = budget.overruns;
-	stats->overrun_bytes = budget.overrun_bytes;
-}
-
-int tnd_load_stats(struct tnd_load *load, struct tnd_load_stats *ret_stats)
-{
-	uint32_t struct_bytes = ret_stats->struct_bytes;
-	struct tnd__storage_stats storage;
-
-	if (ret_stats == &load->stats)
-		struct_bytes = sizeof(*ret_stats);
-	if (!tnd__struct_ok(struct_bytes, sizeof(*ret_stats), sizeof(*ret_stats)))
-		return TND_E_INVALID;
-	pthread_mutex_lock(&load->flow->lock);
-	*ret_stats = load->stats;
-	ret_stats->resident_growth_bytes = load->resident_peak;
-	ret_stats->page_cache_growth_bytes =
-		load->cache_known ? load->cache_peak : TND_HOST_UNKNOWN;
-	ret_stats->copied = load->copied.count;
-	pthread_mutex_unlock(&load->flow->lock);
-	ret_stats->struct_bytes = struct_bytes;
-	if (load->ended)
-		return 0;
-	if (load->storage)
-		tnd__storage_stats(load->storage, &storage);
-	else
-		storage = load->storage_stats;
-	ret_stats->storage_bytes = storage.storage_bytes;
-	ret_stats->io_threads = storage.thread_count;
-	ret_stats->read_ns = storage.read_ns;
-	ret_stats->gather_ns = storage.scatter_ns + atomic_load(&load->gather_ns);
-	ret_stats->total_bytes = load->totals.kept_bytes;
-	ret_stats->metadata_bytes = load->totals.metadata_bytes;
-	ret_stats->shards_opened = load->totals.shards_opened;
-	ret_stats->shards_skipped = load->totals.shards_skipped;
-	ret_stats->elapsed_ns =
-		(uint64_t)((load->ended_ns ? load->ended_ns : tnd__now_ns()) - load->opened_ns);
-	add_pool(load, ret_stats);
-	return 0;
-}
-
-void tnd_load_reset_peaks(struct tnd_load *load)
-{
-	tnd_slab_pool_reset_peaks(load->pool);
-	tnd_budget_reset(load->budget);
-	pthread_mutex_lock(&load->flow->lock);
-	load->resident_peak = load->cache_peak = 0;
-	pthread_mutex_unlock(&load->flow->lock);
 }

@@ -10,11 +10,22 @@
  *          ^                                                          |
  *          `------------- slab back in the pool, budget refunded <----'
  *
- * `struct tnd__flow` is what outlives the load: views that are out hold it, so that a release after close finds its lock.
+ * `struct tnd__flow` is what outlives the load: views that are out hold it, so that a release after
+ * close finds its lock.
  *
  * Locks: flow.lock guards the fields marked so. It is never held across a call into storage, budget
  * or pool that may wait. An item's state is atomic: NOT_FED -> count of reads outstanding -> READY.
  * The thread that takes the count to zero finishes the item (gathers it) before it publishes READY.
+ *
+ * Atomics:
+ *   S1 item_done()          acq_rel, with itself: whoever finishes an item sees every read of it
+ *   S2 item_done()          publishes the item's bytes, with S3 in ready()
+ *   B1 batch_put()          acq_rel, with itself: the last one frees what all have used
+ *   R1 read_done()          the file's last use, with R2 in tnd__feed_close_sources()
+ *   F1 tnd__flow_unref()    acq_rel, with itself: as B1
+ *   N1 tnd_load_next()      leaves the consumer's fields to the next thread, with N2 at its entry
+ * Relaxed, without partners: `cancelled` and `stopping`, which publish nothing and are looked at
+ * again after each wait; counters and the times of samples.
  */
 #ifndef TND_LOAD_INTERNAL_H
 #define TND_LOAD_INTERNAL_H
@@ -44,12 +55,10 @@
 
 struct tnd__flow {
 	pthread_mutex_t lock;
-	pthread_cond_t
-		feeder; /* something was delivered or released: looked at only by who waits to be alone */
+	pthread_cond_t feeder;   /* something was delivered or released, or few reads are left */
 	pthread_cond_t consumer; /* an item is ready, an error is set, the feeder waits */
 	_Atomic uint32_t refs;
-	_Atomic int64_t
-		consumer_bytes; /* memory that is the consumer's: told, or made for views that are out or taken */
+	_Atomic int64_t consumer_bytes; /* told by the consumer, or made for views out or taken */
 	/* all below: lock */
 	uint64_t held_views;
 	uint64_t held_bytes; /* charge of buffers with views out */
@@ -66,9 +75,8 @@ struct tnd__buffer {
 	struct tnd_slab *slab;
 	unsigned char *data;
 	uint64_t charge_bytes;
-	uint64_t undelivered;     /* items; flow lock */
-	uint64_t views;           /* out; flow lock */
-	struct tnd__batch *batch; /* its reads, until they are all done */
+	uint64_t undelivered; /* items; flow lock */
+	uint64_t views;       /* out; flow lock */
 };
 
 /* What a view holds. */
@@ -111,8 +119,7 @@ struct tnd__load_file {
 	struct tnd__source *source;
 	_Atomic size_t reads; /* outstanding */
 	struct tnd__source_report report;
-	char *name;
-	bool opened, reported;
+	bool reported;
 	int64_t cached_before; /* page cache, bytes; -errno where refused */
 	int64_t cached_last;
 };

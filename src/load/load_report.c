@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * load_report.c - what a load did, as JSON: one rank's object of tundish.load/1, and the memory log
- * of the phase
+ * load_report.c - what a load did: figures while it runs, and JSON after its end
+ *
+ *   tnd_load_stats()        pool, budget and storage asked now; after end what end has kept
+ *   tnd_load_report_json()  one rank's object of tundish.load/1
+ *   tnd_load_memlog_json()  the memory log of the phase, written by end
+ *
+ * Memory that runs out fails a document as a whole: a report never lacks a key.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -14,6 +19,105 @@
 static const char *const cache_names[] = {"unknown", "cold", "warm", "mixed"};
 static const char *const phase_names[] = {"all", "target", "draft"};
 
+/* -- figures -- */
+
+/* What is out and charged at this moment: also after the end, when all else rests. */
+static void add_live(struct tnd_load *load, struct tnd_load_stats *stats)
+{
+	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+	struct tnd_budget_stats budget = {.struct_bytes = sizeof(budget)};
+
+	tnd_slab_pool_stats(load->pool, &pool);
+	tnd_budget_stats(load->budget, &budget);
+	stats->live = pool.live;
+	stats->live_bytes = pool.live_bytes;
+	stats->charged_bytes = budget.charged_bytes;
+}
+
+static void add_pool(struct tnd_load *load, struct tnd_load_stats *stats)
+{
+	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+	struct tnd_budget_stats budget = {.struct_bytes = sizeof(budget)};
+
+	tnd_slab_pool_stats(load->pool, &pool);
+	tnd_budget_stats(load->budget, &budget);
+	stats->buffers = pool.buffers;
+	stats->buffer_bytes = pool.buffer_bytes;
+	stats->slabs = load->totals.slab_bytes ? pool.buffers : 0;
+	stats->allocations = pool.allocations;
+	stats->huge_bytes = pool.huge_bytes;
+	stats->peak_live = pool.peak_live;
+	stats->peak_live_bytes = pool.peak_bytes;
+	stats->peak_charged_bytes = budget.peak_bytes;
+	stats->budget_bytes = budget.bound_bytes;
+	stats->overruns = budget.overruns;
+	stats->overrun_bytes = budget.overrun_bytes;
+}
+
+int tnd_load_stats(struct tnd_load *load, struct tnd_load_stats *ret_stats)
+{
+	uint32_t struct_bytes = ret_stats->struct_bytes;
+	struct tnd__storage_stats storage;
+	bool ended;
+
+	if (ret_stats == &load->stats)
+		struct_bytes = sizeof(*ret_stats);
+	if (!tnd__struct_ok(struct_bytes, sizeof(*ret_stats), sizeof(*ret_stats)))
+		return TND_E_INVALID;
+	pthread_mutex_lock(&load->flow->lock);
+	*ret_stats = load->stats;
+	ret_stats->resident_growth_bytes = load->resident_peak;
+	ret_stats->page_cache_growth_bytes =
+		load->cache_known ? load->cache_peak : TND_HOST_UNKNOWN;
+	ret_stats->copied = load->copied.count;
+	ended = load->ended;
+	/* The end takes it away under this lock. */
+	if (load->storage)
+		tnd__storage_stats(load->storage, &storage);
+	else
+		storage = load->storage_stats;
+	pthread_mutex_unlock(&load->flow->lock);
+	ret_stats->struct_bytes = struct_bytes;
+	add_live(load, ret_stats);
+	if (ended)
+		return 0;
+	ret_stats->storage_bytes = storage.storage_bytes;
+	ret_stats->io_threads = storage.thread_count;
+	ret_stats->read_ns = storage.read_ns;
+	ret_stats->gather_ns =
+		storage.scatter_ns + atomic_load_explicit(&load->gather_ns, memory_order_relaxed);
+	ret_stats->total_bytes = load->totals.kept_bytes;
+	ret_stats->metadata_bytes = load->totals.metadata_bytes;
+	ret_stats->shards_opened = load->totals.shards_opened;
+	ret_stats->shards_skipped = load->totals.shards_skipped;
+	ret_stats->elapsed_ns =
+		(uint64_t)((load->ended_ns ? load->ended_ns : tnd__now_ns()) - load->opened_ns);
+	add_pool(load, ret_stats);
+	return 0;
+}
+
+void tnd_load_reset_peaks(struct tnd_load *load)
+{
+	tnd_slab_pool_reset_peaks(load->pool);
+	tnd_budget_reset(load->budget);
+	pthread_mutex_lock(&load->flow->lock);
+	load->resident_peak = load->cache_peak = 0;
+	pthread_mutex_unlock(&load->flow->lock);
+}
+
+/* -- JSON -- */
+
+/* Both take `value` over, and mark *failed where memory ran out. */
+static void add(json_t *object, const char *key, json_t *value, bool *failed)
+{
+	*failed |= json_object_set_new(object, key, value) < 0;
+}
+
+static void append(json_t *array, json_t *value, bool *failed)
+{
+	*failed |= json_array_append_new(array, value) < 0;
+}
+
 static json_t *integer(uint64_t value)
 {
 	return value == TND_HOST_UNKNOWN ? json_null() : json_integer((json_int_t)value);
@@ -24,30 +128,31 @@ static json_t *seconds(uint64_t ns)
 	return json_real((double)ns / 1e9);
 }
 
-static json_t *names(const char *const *list, size_t count)
+static json_t *names(const char *const *list, size_t count, bool *failed)
 {
 	json_t *array = json_array();
 
-	for (size_t i = 0; array && i < count; i++)
-		json_array_append_new(array, json_string(list[i]));
+	for (size_t i = 0; i < count; i++)
+		append(array, json_string(list[i]), failed);
 	return array;
 }
 
-static json_t *files(const struct tnd_load *load)
+static json_t *files(const struct tnd_load *load, bool *failed)
 {
 	json_t *array = json_array();
 
-	for (size_t i = 0; array && i < load->file_count; i++) {
+	for (size_t i = 0; i < load->file_count; i++) {
 		const struct tnd__load_file *file = &load->load_files[i];
 		const struct tnd__source_report *report = &file->report;
 
 		if (!file->reported)
 			continue;
-		json_array_append_new(array, json_pack("{s:s, s:s, s:b, s:s, s:s}", "name",
-						       load->files[i].name, "engine",
-						       report->engine, "direct", report->direct,
-						       "cache", cache_names[report->cache],
-						       "fallback", report->fallback));
+		append(array,
+		       json_pack("{s:o, s:s, s:b, s:s, s:s}", "name",
+				 tnd__plan_json_name(load->files[i].name), "engine", report->engine,
+				 "direct", report->direct, "cache", cache_names[report->cache],
+				 "fallback", report->fallback),
+		       failed);
 	}
 	return array;
 }
@@ -63,12 +168,6 @@ static json_t *stages(const struct tnd_load_stats *stats)
 {
 	return json_pack("{s:o, s:o, s:o}", "read", seconds(stats->read_ns), "gather",
 			 seconds(stats->gather_ns), "deliver", seconds(stats->deliver_ns));
-}
-
-/* Adds `value` (taken over) under `key`. */
-static void add(json_t *object, const char *key, json_t *value)
-{
-	json_object_set_new(object, key, value);
 }
 
 static json_t *report(const struct tnd_load *load)
@@ -98,24 +197,28 @@ static json_t *report(const struct tnd_load *load)
 		{"io_threads", stats->io_threads},
 	};
 	json_t *object = json_object();
+	bool failed = !object;
 
-	if (!object)
-		return NULL;
-	add(object, "rank", integer(load->rank));
-	add(object, "pid", integer((uint64_t)getpid()));
-	add(object, "ok", json_boolean(load->end_code >= 0));
-	add(object, "seconds", seconds(stats->elapsed_ns));
+	add(object, "rank", integer(load->rank), &failed);
+	add(object, "pid", integer((uint64_t)getpid()), &failed);
+	add(object, "ok", json_boolean(load->end_code >= 0), &failed);
+	add(object, "seconds", seconds(stats->elapsed_ns), &failed);
 	for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-		add(object, counts[i].key, integer(counts[i].value));
-	add(object, "escaped", escaped ? names(escaped->names, escaped->name_count) : json_array());
-	add(object, "files", files(load));
-	add(object, "waits", waits(stats));
-	add(object, "stage_seconds", stages(stats));
-	add(object, "copied", names((const char *const *)load->copied.items, load->copied.count));
-	add(object, "cpus", json_string(load->storage_stats.cpus));
-	add(object, "numa", json_string(load->storage_stats.numa));
-	add(object, "registration", json_string("none"));
-	return object;
+		add(object, counts[i].key, integer(counts[i].value), &failed);
+	add(object, "escaped",
+	    escaped ? names(escaped->names, escaped->name_count, &failed) : json_array(), &failed);
+	add(object, "files", files(load, &failed), &failed);
+	add(object, "waits", waits(stats), &failed);
+	add(object, "stage_seconds", stages(stats), &failed);
+	add(object, "copied",
+	    names((const char *const *)load->copied.items, load->copied.count, &failed), &failed);
+	add(object, "cpus", json_string(load->storage_stats.cpus), &failed);
+	add(object, "numa", json_string(load->storage_stats.numa), &failed);
+	add(object, "registration", json_string("none"), &failed);
+	if (!failed)
+		return object;
+	json_decref(object);
+	return NULL;
 }
 
 int tnd_load_report_json(struct tnd_load *load, char **ret_text)

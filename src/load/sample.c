@@ -5,29 +5,7 @@
  * Called from whoever moves things on (storage threads, the consumer), rate-limited by a
  * compare-and-swap on the time of the last sample, so that no thread of its own is needed.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "load_internal.h"
-
-/* RssAnon + RssShmem of this process, bytes; 0 where /proc does not say. */
-static uint64_t private_bytes(void)
-{
-	static const char *const fields[] = {"\nRssAnon:", "\nRssShmem:"};
-	char text[4096];
-	uint64_t total = 0;
-
-	if (tnd__read_small("/proc/self/status", text, sizeof(text)) < 0)
-		return 0;
-	for (size_t i = 0; i < 2; i++) {
-		const char *at = strstr(text, fields[i]);
-
-		if (at)
-			total += strtoull(at + strlen(fields[i]), NULL, 10) << 10;
-	}
-	return total;
-}
 
 /*
  * Growth of the page cache over the files of the plan; refreshes those that are being read, or all.
@@ -56,7 +34,7 @@ static void sample_cache(struct tnd_load *load, bool all)
 
 void tnd__sample_start(struct tnd_load *load)
 {
-	load->private_before = private_bytes();
+	load->private_before = tnd__private_bytes();
 	load->cache_known = true;
 	for (size_t i = 0; i < load->slab_count; i++)
 		load->load_files[load->slabs[i].file].cached_before = 0;
@@ -91,8 +69,8 @@ void tnd__sample(struct tnd_load *load, bool force)
 	if (!due(&load->sampled_ns, now, TND__SAMPLE_NS, force))
 		return;
 	cache = due(&load->cache_sampled_ns, now, TND__CACHE_SAMPLE_NS, force);
-	growth = (int64_t)private_bytes() - (int64_t)load->private_before -
-		 atomic_load(&load->flow->consumer_bytes);
+	growth = (int64_t)tnd__private_bytes() - (int64_t)load->private_before -
+		 atomic_load_explicit(&load->flow->consumer_bytes, memory_order_relaxed);
 	pthread_mutex_lock(&load->flow->lock);
 	if (growth > 0 && (uint64_t)growth > load->resident_peak)
 		load->resident_peak = (uint64_t)growth;

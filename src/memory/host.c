@@ -59,6 +59,14 @@ int tnd_host_memory(struct tnd_host_memory *ret_memory)
 	return tnd__host_memory_at("", ret_memory);
 }
 
+uint64_t tnd__private_bytes(void)
+{
+	struct tnd_host_memory memory;
+
+	rss_read("", &memory);
+	return memory.rss_private_bytes == TND_HOST_UNKNOWN ? 0 : memory.rss_private_bytes;
+}
+
 int tnd_budget_default(uint32_t rank_count, uint64_t *ret_bytes)
 {
 	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};

@@ -110,6 +110,9 @@ int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
 /* tnd_host_memory() with every path below `root` ("" for the real ones). */
 int tnd__host_memory_at(const char *root, struct tnd_host_memory *ret_memory);
 
+/* RssAnon + RssShmem of this process; 0 where /proc does not say. */
+uint64_t tnd__private_bytes(void);
+
 /* What a phase of a load leaves behind, one JSON line. */
 struct tnd__memlog {
 	const char *phase; /* a plain word */

@@ -184,7 +184,10 @@ static bool suits(const struct tnd_slab *slab, uint64_t bytes)
 	       slab->map_bytes <= TND__MAX(least, bytes + bytes / 4);
 }
 
-/* Whether `a` serves a request of `bytes` with less first touch than `b`, or else leaves the more used one to larger requests. */
+/*
+ * Whether `a` serves a request of `bytes` with less first touch than `b`, or else leaves the more
+ * used one to larger requests.
+ */
 static bool better(const struct tnd_slab *a, const struct tnd_slab *b, uint64_t bytes)
 {
 	bool a_covers = a->touched >= bytes, b_covers = b->touched >= bytes;
@@ -194,7 +197,10 @@ static bool better(const struct tnd_slab *a, const struct tnd_slab *b, uint64_t 
 	return a_covers ? a->touched < b->touched : a->touched > b->touched;
 }
 
-/* First touch is the dearest part of a mapping; among equals the newest, whose pages are the warmest. */
+/*
+ * First touch is the dearest part of a mapping; among equals the newest, whose pages are the
+ * warmest.
+ */
 static struct tnd_slab *take_idle(struct tnd_slab_pool *pool, uint64_t bytes)
 {
 	struct tnd_slab *best = NULL;

@@ -216,6 +216,9 @@ bool tnd__plan_beyond(const struct tnd_plan *plan, const struct tnd_plan_item *i
 
 /* -- for the load -- */
 
+/* A file's name as a JSON string; it need not be UTF-8. Return: a new reference, or NULL. */
+struct json_t *tnd__plan_json_name(const char *name);
+
 /* Another user of the plan; tnd_plan_close() drops one. */
 void tnd__plan_ref(struct tnd_plan *plan);
 

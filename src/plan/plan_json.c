@@ -41,8 +41,7 @@ static void put_members(struct tnd__text *text, json_t *object)
 	json_decref(object);
 }
 
-/* File names need not be UTF-8. */
-static json_t *shown(const char *name)
+json_t *tnd__plan_json_name(const char *name)
 {
 	char text[1024];
 	json_t *value = json_string(name);
@@ -82,7 +81,7 @@ static json_t *tensor_object(const struct tnd_plan *plan, size_t index,
 		read += plan->items[i].read_bytes;
 	return json_pack("{s:o,s:o,s:o,s:o,s:o,s:I,s:I,s:o,s:I}", "name",
 			 json_stringn(tensor->name, tensor->name_bytes), "file",
-			 shown(files[tensor->file].name), "dim",
+			 tnd__plan_json_name(files[tensor->file].name), "dim",
 			 sliced ? json_integer(item->dim) : json_null(), "start",
 			 sliced ? json_integer(number(item->start)) : json_null(), "length",
 			 sliced ? json_integer(number(item->length)) : json_null(), "kept_bytes",
@@ -107,8 +106,9 @@ static void put_tensors(struct tnd__text *text, const struct tnd_plan *plan)
 	for (size_t i = 0; i < plan->slab_count && !text->failed; i++) {
 		if (i)
 			tnd__text_add(text, ",");
-		put(text, json_pack("{s:o,s:I}", "file", shown(files[plan->slabs[i].file].name),
-				    "bytes", number(plan->slabs[i].bytes)));
+		put(text, json_pack("{s:o,s:I}", "file",
+				    tnd__plan_json_name(files[plan->slabs[i].file].name), "bytes",
+				    number(plan->slabs[i].bytes)));
 	}
 	tnd__text_add(text, "]");
 }
