@@ -89,7 +89,20 @@ static void hand_to_worker(struct tnd__uring *uring, struct tnd__read *read, int
 	tnd__worker_queue(uring->storage, read, true);
 }
 
-/* New reads into the ring. Return: false: asked to stop. */
+static void start_one(struct tnd__uring *uring, struct tnd__read *read)
+{
+	if (tnd__transfer_cancelled(read))
+		tnd__transfer_finish(read, TND_E_CANCELLED, read->offset);
+	else if (uring->broken || uring->flying == uring->depth)
+		hand_to_worker(uring, read, -EBUSY);
+	else
+		prepare(uring, read);
+}
+
+/*
+ * New reads into the ring, until there are none: one that ends here gives back what it held, and a read that waited for that is queued by this
+ * very thread, which nobody would wake for it. Return: false: asked to stop.
+ */
 static bool take_pending(struct tnd__uring *uring)
 {
 	struct tnd__storage *storage = uring->storage;
@@ -97,19 +110,16 @@ static bool take_pending(struct tnd__uring *uring)
 	struct tnd__read *read;
 	bool stop;
 
-	pthread_mutex_lock(&storage->lock);
-	taken = uring->pending;
-	uring->pending = (struct tnd__queue){0};
-	stop = uring->stop;
-	pthread_mutex_unlock(&storage->lock);
-	while ((read = tnd__queue_pop(&taken))) {
-		if (tnd__transfer_cancelled(read))
-			tnd__transfer_finish(read, TND_E_CANCELLED, read->offset);
-		else if (uring->broken || uring->flying == uring->depth)
-			hand_to_worker(uring, read, -EBUSY);
-		else
-			prepare(uring, read);
-	}
+	do {
+		pthread_mutex_lock(&storage->lock);
+		taken = uring->pending;
+		uring->pending = (struct tnd__queue){0};
+		stop = uring->stop;
+		pthread_mutex_unlock(&storage->lock);
+		read = taken.head;
+		for (struct tnd__read *one; (one = tnd__queue_pop(&taken));)
+			start_one(uring, one);
+	} while (read);
 	return !stop;
 }
 
