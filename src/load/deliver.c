@@ -75,7 +75,7 @@ static void fail_full(struct tnd_load *load, int code, int64_t waited_ns)
 	else
 		tnd__load_fail(
 			load, code, NULL,
-			"no progress for %.0f s: the budget of %llu bytes is used up by views that "
+			"no progress for %.1f s: the budget of %llu bytes is used up by views that "
 			"are still held (%s); release them or give a larger budget",
 			(double)waited_ns / 1e9, (unsigned long long)load->bound_bytes, holders);
 }
@@ -128,6 +128,19 @@ static void handle_full(struct tnd_load *load, bool *logged)
 	}
 }
 
+/*
+ * The feeder may be about to take what is free. It cannot if the views that are out leave less than item `index` needs; whatever else is charged is free
+ * once we wait for that item, for its buffer comes next. Lock held.
+ */
+static bool only_a_release_helps(const struct tnd_load *load, size_t index)
+{
+	const struct tnd__flow *flow = load->flow;
+	uint64_t need = tnd__round_up(load->slabs[load->items[index].slab].bytes, TND__PAGE);
+
+	need = TND__MAX(need, load->totals.slab_capacity_bytes);
+	return flow->held_views && load->fixed_bytes + flow->held_bytes + need > load->bound_bytes;
+}
+
 static void check_limits(struct tnd_load *load)
 {
 	if (atomic_load_explicit(&load->cancelled, memory_order_relaxed))
@@ -159,7 +172,7 @@ static int wait_ready(struct tnd_load *load, size_t index, struct tnd_error *ret
 	if (!ready(load, index))
 		flow->progress_ns = start;
 	while (!load->failed && !ready(load, index)) {
-		if (flow->feeder_waits && !flow->in_flight && flow->held_views)
+		if (flow->feeder_waits && !flow->in_flight && only_a_release_helps(load, index))
 			handle_full(load, &logged);
 		if (load->failed || ready(load, index))
 			break;

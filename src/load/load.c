@@ -320,31 +320,56 @@ static int conclude(struct tnd_load *load)
 	return escape_code(load, &load->end_error);
 }
 
-int tnd_load_end(struct tnd_load *load, struct tnd_error *reterr)
+/* Takes the storage away from those who ask for figures meanwhile, and ends it. */
+static void close_storage(struct tnd_load *load)
+{
+	struct tnd__storage *storage = load->storage;
+
+	pthread_mutex_lock(&load->flow->lock);
+	tnd__storage_stats(storage, &load->storage_stats);
+	load->storage = NULL;
+	pthread_mutex_unlock(&load->flow->lock);
+	tnd__storage_close(storage);
+}
+
+/* The figures stay as they are now. */
+static void keep_figures(struct tnd_load *load)
+{
+	struct tnd_load_stats stats = {.struct_bytes = sizeof(stats)};
+
+	load->ended_ns = tnd__now_ns();
+	tnd_load_stats(load, &stats);
+	pthread_mutex_lock(&load->flow->lock);
+	load->stats = stats;
+	load->ended = true;
+	pthread_mutex_unlock(&load->flow->lock);
+}
+
+static void end_once(struct tnd_load *load)
 {
 	struct tnd_slab_stats slabs = {.struct_bytes = sizeof(slabs)};
 
-	if (!load->ended) {
-		stop_threads(load);
-		tnd__slab_pool_sample_huge(load->pool);
-		drop_undelivered(load);
-		tnd__feed_close_sources(load, true);
-		tnd__storage_stats(load->storage, &load->storage_stats);
-		tnd__storage_close(load->storage);
-		load->storage = NULL;
-		tnd__sample(load, true);
-		load->ended_ns = tnd__now_ns();
-		tnd_load_stats(load, &load->stats);
-		tnd_slab_pool_trim(load->pool);
-		refund_fixed(load);
-		tnd_slab_pool_stats(load->pool, &slabs);
-		load->end_code = conclude(load);
-		load->ended = true;
-		malloc_trim(0);
-		if (tnd__load_memlog(load, &slabs) < 0 && !load->end_code)
-			load->end_code = tnd__fail_plain(&load->end_error, -ENOMEM,
-							 "out of memory for the memory log");
-	}
+	stop_threads(load);
+	tnd__slab_pool_sample_huge(load->pool);
+	drop_undelivered(load);
+	tnd__feed_close_sources(load, true);
+	close_storage(load);
+	tnd__sample(load, true);
+	keep_figures(load);
+	tnd_slab_pool_trim(load->pool);
+	refund_fixed(load);
+	tnd_slab_pool_stats(load->pool, &slabs);
+	load->end_code = conclude(load);
+	malloc_trim(0);
+	if (tnd__load_memlog(load, &slabs) < 0 && !load->end_code)
+		load->end_code = tnd__fail_plain(&load->end_error, -ENOMEM,
+						 "out of memory for the memory log");
+}
+
+int tnd_load_end(struct tnd_load *load, struct tnd_error *reterr)
+{
+	if (!load->ended)
+		end_once(load);
 	if (load->end_code < 0 && reterr)
 		*reterr = load->end_error;
 	return load->end_code;

@@ -60,8 +60,6 @@ int tnd_load_stats(struct tnd_load *load, struct tnd_load_stats *ret_stats)
 	struct tnd__storage_stats storage;
 	bool ended;
 
-	if (ret_stats == &load->stats)
-		struct_bytes = sizeof(*ret_stats);
 	if (!tnd__struct_ok(struct_bytes, sizeof(*ret_stats), sizeof(*ret_stats)))
 		return TND_E_INVALID;
 	pthread_mutex_lock(&load->flow->lock);

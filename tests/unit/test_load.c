@@ -346,6 +346,7 @@ static int run_escape(uint32_t phase, struct tnd_view *kept, struct tnd_error *e
 	struct tnd_load *load =
 		open_load(plan_of(folder, opts, (struct tnd_layout){0}), (struct tnd_load_opts){0});
 	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+	struct tnd_load_stats stats = {.struct_bytes = sizeof(stats)};
 	struct tnd_view view;
 	int rc;
 
@@ -357,6 +358,10 @@ static int run_escape(uint32_t phase, struct tnd_view *kept, struct tnd_error *e
 	}
 	rc = tnd_load_end(load, error);
 	assert_int_equal(tnd_load_end(load, NULL), rc);
+	/* What is still charged is the slab that escaped, and no more. */
+	tnd_load_stats(load, &stats);
+	assert_int_equal(stats.live, 1);
+	assert_int_equal(stats.charged_bytes, stats.live_bytes);
 	tnd_slab_pool_stats(load->pool, &pool);
 	assert_int_equal(pool.live, 1);
 	assert_int_equal(load->escaped->name_count, 2);
@@ -720,7 +725,8 @@ static void test_allocations(void **state)
 	assert_true(failed > 12);
 }
 
-int main(void)
+/* One argument: a pattern of the tests to run. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_bytes),       cmocka_unit_test(test_delayed_release),
@@ -732,5 +738,7 @@ int main(void)
 		cmocka_unit_test(test_allocations),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, make_folder, drop_folder);
 }
