@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_inspect.c - `tundish inspect`: the files and tensors of a checkpoint, as read from its
- * headers
+ * cmd_inspect.c - `tundish inspect`: files and tensors of a checkpoint, as read from its headers
+ *
+ * Two tables, or one document (tundish.inspect/1) of the same. The table of files shows all of
+ * them, that of tensors what --filter lets through, in the checkpoint's order or that of --sort.
+ * Names are made printable in tables and are exact in the document.
  */
 #include "tool.h"
 
@@ -11,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_FILTER = TOOL_KEY, KEY_SORT, KEY_JSON, KEY_IGNORE_INDEX, KEY_TRAILING, KEY_MAX_HEADER };
+enum { KEY_FILTER = TOOL_KEY, KEY_SORT, KEY_JSON };
 enum { SORT_NONE, SORT_NAME, SORT_SIZE, SORT_OFFSET };
 
 struct inspect {
@@ -26,9 +29,6 @@ static const struct argp_option options[] = {
 	{"filter", KEY_FILTER, "GLOB", 0, "Only tensors of these names", 0},
 	{"sort", KEY_SORT, "KEY", 0, "name, size (largest first) or offset", 0},
 	{"json", KEY_JSON, NULL, 0, "One JSON document", 0},
-	{"ignore-index", KEY_IGNORE_INDEX, NULL, OPTION_HIDDEN, "Read every file of the folder", 0},
-	{"allow-trailing", KEY_TRAILING, NULL, OPTION_HIDDEN, "Let bytes after the data pass", 0},
-	{"max-header", KEY_MAX_HEADER, "SIZE", OPTION_HIDDEN, "Largest header (default 100 MB)", 0},
 	{0},
 };
 static const struct tool_choice sorts[] = {
@@ -48,28 +48,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 	case KEY_JSON:
 		in->json = true;
 		return 0;
-	case KEY_IGNORE_INDEX:
-		in->opts.flags |= TND_CHECKPOINT_F_IGNORE_INDEX;
-		return 0;
-	case KEY_TRAILING:
-		in->opts.flags |= TND_CHECKPOINT_F_ALLOW_TRAILING;
-		return 0;
-	case KEY_MAX_HEADER:
-		in->opts.max_header_bytes = tool_size(state, "--max-header", arg);
+	case ARGP_KEY_INIT:
+		state->child_inputs[1] = &in->opts;
 		return 0;
 	case ARGP_KEY_ARG:
 		tool_take_path(state, &in->path, arg);
 		return 0;
 	case ARGP_KEY_END:
-		if (!in->path)
-			argp_error(state, "expected the PATH of a file or folder");
+		tool_need_path(state, in->path);
 		return 0;
 	default:
 		return ARGP_ERR_UNKNOWN;
 	}
 }
 
-static const struct argp_child children[] = {{&tool_common_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+	{&tool_common_argp, 0, NULL, 0}, {&tool_checkpoint_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
 	.options = options,
 	.parser = parse,
@@ -87,12 +81,8 @@ static bool wanted(const struct inspect *in, const struct tnd_tensor *tensor)
 
 static int by_name(const void *a, const void *b)
 {
-	const struct tnd_tensor *x = *(const struct tnd_tensor *const *)a;
-	const struct tnd_tensor *y = *(const struct tnd_tensor *const *)b;
-	size_t least = x->name_bytes < y->name_bytes ? x->name_bytes : y->name_bytes;
-	int order = memcmp(x->name, y->name, least);
-
-	return order ? order : (x->name_bytes > y->name_bytes) - (x->name_bytes < y->name_bytes);
+	return tool_compare_names(*(const struct tnd_tensor *const *)a,
+				  *(const struct tnd_tensor *const *)b);
 }
 
 static int by_offset(const void *a, const void *b)

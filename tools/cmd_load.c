@@ -74,9 +74,6 @@ static const struct tool_choice directs[] = {
 static const struct tool_choice progresses[] = {
 	{"auto", PROGRESS_AUTO}, {"always", PROGRESS_ALWAYS}, {"never", PROGRESS_NEVER}};
 
-#define CHOOSE(state, option, arg, choices) \
-	tool_choose(state, option, arg, choices, sizeof(choices) / sizeof((choices)[0]))
-
 static void parse_numa(struct argp_state *state, struct tnd_load_opts *load, const char *arg)
 {
 	load->numa_given = 1;
@@ -107,7 +104,7 @@ static bool parse_load(int key, char *arg, struct argp_state *state, struct load
 
 	switch (key) {
 	case KEY_ON_FULL:
-		load->on_full = CHOOSE(state, "--on-full", arg, on_fulls);
+		load->on_full = TOOL_CHOOSE(state, "--on-full", arg, on_fulls);
 		return true;
 	case KEY_THREADS:
 		load->thread_count = (uint32_t)tool_number(state, "--threads", arg, 1, 1024);
@@ -119,10 +116,10 @@ static bool parse_load(int key, char *arg, struct argp_state *state, struct load
 		parse_numa(state, load, arg);
 		return true;
 	case KEY_ENGINE:
-		load->engine = CHOOSE(state, "--engine", arg, engines);
+		load->engine = TOOL_CHOOSE(state, "--engine", arg, engines);
 		return true;
 	case KEY_DIRECT:
-		load->direct = CHOOSE(state, "--direct", arg, directs);
+		load->direct = TOOL_CHOOSE(state, "--direct", arg, directs);
 		return true;
 	case KEY_KEEP_CACHE:
 		load->flags |= TND_LOAD_F_KEEP_CACHE;
@@ -143,7 +140,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 		command->keep = true;
 		return 0;
 	case KEY_ON_DEAD:
-		command->on_dead_continue = CHOOSE(state, "--on-dead", arg, on_deads);
+		command->on_dead_continue = TOOL_CHOOSE(state, "--on-dead", arg, on_deads);
 		return 0;
 	case KEY_DEADLINE:
 		command->deadline = tool_seconds(state, "--deadline", arg);
@@ -158,7 +155,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 		command->trace_path = arg;
 		return 0;
 	case KEY_PROGRESS:
-		command->progress = CHOOSE(state, "--progress", arg, progresses);
+		command->progress = TOOL_CHOOSE(state, "--progress", arg, progresses);
 		return 0;
 	case KEY_PROGRESS_FD:
 		command->progress_fd = parse_fd(state, arg);
@@ -168,21 +165,23 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 		return 0;
 	case ARGP_KEY_INIT:
 		state->child_inputs[1] = &command->options;
+		state->child_inputs[2] = &command->options.checkpoint;
 		return 0;
 	case ARGP_KEY_ARG:
 		tool_take_path(state, &command->path, arg);
 		return 0;
 	case ARGP_KEY_END:
-		if (!command->path)
-			argp_error(state, "expected the PATH of a file or folder");
+		tool_need_path(state, command->path);
 		return 0;
 	default:
 		return parse_load(key, arg, state, command) ? 0 : ARGP_ERR_UNKNOWN;
 	}
 }
 
-static const struct argp_child children[] = {
-	{&tool_common_argp, 0, NULL, 0}, {&tool_plan_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&tool_common_argp, 0, NULL, 0},
+					     {&tool_plan_argp, 0, NULL, 0},
+					     {&tool_checkpoint_argp, 0, NULL, 0},
+					     {0}};
 static const struct argp argp = {
 	.options = options,
 	.parser = parse,

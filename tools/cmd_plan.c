@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_plan.c - `tundish plan`: what each rank would read and keep, and whether it fits, without
- * reading any of it
+ * cmd_plan.c - `tundish plan`: what each rank would read and keep, and whether it fits
+ *
+ * No data is read. All ranks' plans are made first, so that one that is refused prints nothing but
+ * its error; then a summary with a line for each rank, with --tensors each tensor's place, or one
+ * document (tundish.plan/1) that the library writes.
  */
 #include "tool.h"
 
@@ -37,21 +40,23 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 		return 0;
 	case ARGP_KEY_INIT:
 		state->child_inputs[1] = &command->options;
+		state->child_inputs[2] = &command->options.checkpoint;
 		return 0;
 	case ARGP_KEY_ARG:
 		tool_take_path(state, &command->path, arg);
 		return 0;
 	case ARGP_KEY_END:
-		if (!command->path)
-			argp_error(state, "expected the PATH of a file or folder");
+		tool_need_path(state, command->path);
 		return 0;
 	default:
 		return ARGP_ERR_UNKNOWN;
 	}
 }
 
-static const struct argp_child children[] = {
-	{&tool_common_argp, 0, NULL, 0}, {&tool_plan_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&tool_common_argp, 0, NULL, 0},
+					     {&tool_plan_argp, 0, NULL, 0},
+					     {&tool_checkpoint_argp, 0, NULL, 0},
+					     {0}};
 static const struct argp argp = {
 	.options = options,
 	.parser = parse,
@@ -147,28 +152,34 @@ static void print_summary(const struct plan_command *command, struct tnd_plan *c
 		       tnd_size_format(node_bytes, b));
 }
 
+/* Whether one of the first `count` plans has the warning. */
+static bool warned(struct tnd_plan *const *plans, size_t count, const char *warning)
+{
+	const char *const *texts;
+
+	for (size_t p = 0; p < count; p++) {
+		size_t text_count = tnd_plan_warnings(plans[p], &texts);
+
+		for (size_t i = 0; i < text_count; i++)
+			if (strcmp(texts[i], warning) == 0)
+				return true;
+	}
+	return false;
+}
+
 /* Warnings of the checkpoint and of all plans, each once. */
 static void warn_once(struct tnd_plan *const *plans, size_t count)
 {
-	const char *const *texts, *const *before;
+	const char *const *texts;
 	size_t text_count = tnd_checkpoint_warnings(tnd_plan_checkpoint(plans[0]), &texts);
 
 	for (size_t i = 0; i < text_count; i++)
 		tool_warn(texts[i]);
 	for (size_t p = 0; p < count; p++) {
 		text_count = tnd_plan_warnings(plans[p], &texts);
-		for (size_t i = 0; i < text_count; i++) {
-			bool seen = false;
-
-			for (size_t q = 0; q < p && !seen; q++) {
-				size_t before_count = tnd_plan_warnings(plans[q], &before);
-
-				for (size_t k = 0; k < before_count && !seen; k++)
-					seen = strcmp(before[k], texts[i]) == 0;
-			}
-			if (!seen)
+		for (size_t i = 0; i < text_count; i++)
+			if (!warned(plans, p, texts[i]))
 				tool_warn(texts[i]);
-		}
 	}
 }
 

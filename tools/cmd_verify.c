@@ -21,7 +21,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define CHUNK ((size_t)4 << 20)
@@ -31,7 +30,7 @@
 #define SYS_cachestat 451
 #endif
 
-enum { KEY_DEEP = TOOL_KEY, KEY_JSON, KEY_IGNORE_INDEX, KEY_TRAILING, KEY_MAX_HEADER };
+enum { KEY_DEEP = TOOL_KEY, KEY_JSON };
 
 struct verify {
 	const char *path;
@@ -57,9 +56,6 @@ static const struct argp_option options[] = {
 	{"deep", KEY_DEEP, NULL, 0,
 	 "Read all data, and check files that are named by their SHA-256", 0},
 	{"json", KEY_JSON, NULL, 0, "One JSON document", 0},
-	{"ignore-index", KEY_IGNORE_INDEX, NULL, OPTION_HIDDEN, "Read every file of the folder", 0},
-	{"allow-trailing", KEY_TRAILING, NULL, OPTION_HIDDEN, "Let bytes after the data pass", 0},
-	{"max-header", KEY_MAX_HEADER, "SIZE", OPTION_HIDDEN, "Largest header (default 100 MB)", 0},
 	{0},
 };
 
@@ -74,28 +70,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 	case KEY_JSON:
 		verify->json = true;
 		return 0;
-	case KEY_IGNORE_INDEX:
-		verify->opts.flags |= TND_CHECKPOINT_F_IGNORE_INDEX;
-		return 0;
-	case KEY_TRAILING:
-		verify->opts.flags |= TND_CHECKPOINT_F_ALLOW_TRAILING;
-		return 0;
-	case KEY_MAX_HEADER:
-		verify->opts.max_header_bytes = tool_size(state, "--max-header", arg);
+	case ARGP_KEY_INIT:
+		state->child_inputs[1] = &verify->opts;
 		return 0;
 	case ARGP_KEY_ARG:
 		tool_take_path(state, &verify->path, arg);
 		return 0;
 	case ARGP_KEY_END:
-		if (!verify->path)
-			argp_error(state, "expected the PATH of a file or folder");
+		tool_need_path(state, verify->path);
 		return 0;
 	default:
 		return ARGP_ERR_UNKNOWN;
 	}
 }
 
-static const struct argp_child children[] = {{&tool_common_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+	{&tool_common_argp, 0, NULL, 0}, {&tool_checkpoint_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
 	.options = options,
 	.parser = parse,
@@ -141,14 +131,12 @@ static void note_file(struct verify *verify, int code, const char *path, const c
 
 static void show_progress(struct verify *verify, const char *name)
 {
-	struct timespec now;
 	int64_t now_ns;
 	char size[TND_SIZE_TEXT_MAX];
 
 	if (!verify->progress)
 		return;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	now_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+	now_ns = tool_now_ns();
 	if (name && now_ns - verify->shown_ns < INT64_C(100000000))
 		return;
 	verify->shown_ns = now_ns;

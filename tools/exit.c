@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* exit.c - from error code to exit status, and how errors are said */
 #include "tool.h"
 
 #include <errno.h>

@@ -12,12 +12,8 @@
 
 static int by_name(const void *a, const void *b)
 {
-	const struct tnd_tensor *x = ((const struct load_sum *)a)->tensor;
-	const struct tnd_tensor *y = ((const struct load_sum *)b)->tensor;
-	size_t least = x->name_bytes < y->name_bytes ? x->name_bytes : y->name_bytes;
-	int order = memcmp(x->name, y->name, least);
-
-	return order ? order : (x->name_bytes > y->name_bytes) - (x->name_bytes < y->name_bytes);
+	return tool_compare_names(((const struct load_sum *)a)->tensor,
+				  ((const struct load_sum *)b)->tensor);
 }
 
 int load_sums_write(struct load_sum *sums, size_t count, uint32_t rank, int fd)

@@ -24,20 +24,11 @@
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PATIENCE_NS INT64_C(1000000000)
 #define BAR_MS 100
 #define READ_BYTES ((size_t)65536)
-
-int64_t load_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 static void signal_all(struct load_node *node, int number)
 {
@@ -51,7 +42,7 @@ static void cancel(struct load_node *node)
 	if (node->cancelled)
 		return;
 	node->cancelled = true;
-	node->kill_ns = load_now_ns() + PATIENCE_NS;
+	node->kill_ns = tool_now_ns() + PATIENCE_NS;
 	signal_all(node, SIGTERM);
 }
 
@@ -242,7 +233,7 @@ static void on_signals(struct load_node *node, int signals)
 
 static void on_time(struct load_node *node)
 {
-	int64_t now = load_now_ns();
+	int64_t now = tool_now_ns();
 
 	if (node->cancelled && !node->killed && now >= node->kill_ns)
 		kill_all(node);
@@ -371,11 +362,11 @@ int load_node_run(struct load_node *node)
 	code = signals < 0 ? -errno : 0;
 	if (code != 0)
 		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
-	node->start_ns = load_now_ns();
+	node->start_ns = tool_now_ns();
 	if (code == 0)
 		code = start_all(node, signals);
 	listen_to_all(node, signals, polled);
-	node->seconds = (double)(load_now_ns() - node->start_ns) / 1e9;
+	node->seconds = (double)(tool_now_ns() - node->start_ns) / 1e9;
 	load_progress_clear(node);
 	if (signals >= 0)
 		close(signals);

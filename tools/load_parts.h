@@ -73,8 +73,6 @@ struct load_node {
 	int progress_fd;  /* or -1 */
 };
 
-int64_t load_now_ns(void);
-
 /* -- load_node.c -- */
 
 /*

@@ -20,7 +20,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <xxhash.h>
@@ -139,7 +138,7 @@ static void send_end(struct child *child, int code, const struct tnd_error *erro
 
 	tool_json_set(object, "t", json_string("end"), &failed);
 	tool_json_set(object, "code", json_integer(code), &failed);
-	tool_json_set(object, "seconds", json_real((double)(load_now_ns() - child->start_ns) / 1e9),
+	tool_json_set(object, "seconds", json_real((double)(tool_now_ns() - child->start_ns) / 1e9),
 		      &failed);
 	if (code != 0) {
 		const char *message = error->message[0] ? error->message : tnd_strerror(code);
@@ -204,11 +203,11 @@ static int consume(struct child *child, struct tnd_error *error)
 	int code;
 
 	for (;;) {
-		before = child->trace ? load_now_ns() : 0;
+		before = child->trace ? tool_now_ns() : 0;
 		code = tnd_load_next(child->load, &view, error);
 		if (code <= 0)
 			return code;
-		after = child->trace ? load_now_ns() : 0;
+		after = child->trace ? tool_now_ns() : 0;
 		if (child->kept)
 			keep(child, &view);
 		if (child->sums)
@@ -219,7 +218,7 @@ static int consume(struct child *child, struct tnd_error *error)
 			load_trace_event(child->trace, "wait", &view, child->rank->rank,
 					 (before - base) / 1000, (after - base) / 1000);
 			load_trace_event(child->trace, "consume", &view, child->rank->rank,
-					 (after - base) / 1000, (load_now_ns() - base) / 1000);
+					 (after - base) / 1000, (tool_now_ns() - base) / 1000);
 		}
 		tnd_view_release(&view);
 	}

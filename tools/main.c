@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* main.c - finds the command; --help, --version */
 #include "tool.h"
 
 #include <locale.h>

@@ -4,8 +4,9 @@
  *
  * Each command has an argp of its own with tool_common_argp (help) and, for plan and load,
  * tool_plan_argp as children.
- * --help leaves out the options that are marked OPTION_HIDDEN; --help-all prints a copy of the tables without the mark,
- * so that both, and the check of completions against them, come from one table.
+ * --help leaves out the options that are marked OPTION_HIDDEN, --help-all prints a copy of the
+ * tables without the mark, so that both, and the check of completions against them, come from one
+ * table.
  *
  * Values are strict: "4x", "", "-1" and " 4" are errors that name the option, what it takes, and
  * what was found.
@@ -101,6 +102,40 @@ static const struct argp_option common_options[] = {
 };
 const struct argp tool_common_argp = {.options = common_options, .parser = parse_common};
 
+/* -- options that every reader of a checkpoint has -- */
+
+enum { KEY_IGNORE_INDEX = TOOL_KEY_SHARED + 0x10, KEY_ALLOW_TRAILING, KEY_MAX_HEADER };
+
+static const struct argp_option checkpoint_options[] = {
+	{NULL, 0, NULL, OPTION_HIDDEN, "Checkpoint:", 5},
+	{"ignore-index", KEY_IGNORE_INDEX, NULL, OPTION_HIDDEN, "Read every file of the folder", 5},
+	{"allow-trailing", KEY_ALLOW_TRAILING, NULL, OPTION_HIDDEN, "Let bytes after the data pass",
+	 5},
+	{"max-header", KEY_MAX_HEADER, "SIZE", OPTION_HIDDEN, "Largest header (default 100 MB)", 5},
+	{0},
+};
+
+static error_t parse_checkpoint(int key, char *arg, struct argp_state *state)
+{
+	struct tnd_checkpoint_opts *opts = state->input;
+
+	switch (key) {
+	case KEY_IGNORE_INDEX:
+		opts->flags |= TND_CHECKPOINT_F_IGNORE_INDEX;
+		return 0;
+	case KEY_ALLOW_TRAILING:
+		opts->flags |= TND_CHECKPOINT_F_ALLOW_TRAILING;
+		return 0;
+	case KEY_MAX_HEADER:
+		opts->max_header_bytes = tool_positive_size(state, "--max-header", arg);
+		return 0;
+	default:
+		return ARGP_ERR_UNKNOWN;
+	}
+}
+const struct argp tool_checkpoint_argp = {.options = checkpoint_options,
+					  .parser = parse_checkpoint};
+
 void tool_parse(const struct argp *argp, int argc, char **argv, void *input)
 {
 	/*
@@ -139,6 +174,15 @@ uint64_t tool_size(struct argp_state *state, const char *option, const char *arg
 	return bytes;
 }
 
+uint64_t tool_positive_size(struct argp_state *state, const char *option, const char *arg)
+{
+	uint64_t bytes = tool_size(state, option, arg);
+
+	if (bytes == 0)
+		argp_error(state, "%s: expected a size above 0, found '%s'", option, arg);
+	return bytes;
+}
+
 double tool_seconds(struct argp_state *state, const char *option, const char *arg)
 {
 	char *end;
@@ -172,4 +216,10 @@ void tool_take_path(struct argp_state *state, const char **path, const char *arg
 	if (*path)
 		argp_error(state, "expected one PATH, found '%s' and '%s'", *path, arg);
 	*path = arg;
+}
+
+void tool_need_path(struct argp_state *state, const char *path)
+{
+	if (!path)
+		argp_error(state, "expected the PATH of a file or folder");
 }

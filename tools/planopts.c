@@ -37,9 +37,6 @@ enum {
 	KEY_DRAFT_PREFIX,
 	KEY_SKIP,
 	KEY_RULES,
-	KEY_IGNORE_INDEX,
-	KEY_ALLOW_TRAILING,
-	KEY_MAX_HEADER,
 };
 
 static const struct argp_option plan_options[] = {
@@ -73,16 +70,8 @@ static const struct argp_option plan_options[] = {
 	{"align", KEY_ALIGN, "N", OPTION_HIDDEN, "Views begin at a multiple of N", 2},
 	{"run-min", KEY_RUN_MIN, "SIZE", OPTION_HIDDEN,
 	 "Runs and gaps from here up are read alone (default 64K)", 2},
-	{NULL, 0, NULL, OPTION_HIDDEN, "Checkpoint:", 3},
-	{"ignore-index", KEY_IGNORE_INDEX, NULL, OPTION_HIDDEN, "Read every file of the folder", 3},
-	{"allow-trailing", KEY_ALLOW_TRAILING, NULL, OPTION_HIDDEN, "Let bytes after the data pass",
-	 3},
-	{"max-header", KEY_MAX_HEADER, "SIZE", OPTION_HIDDEN, "Largest header (default 100 MB)", 3},
 	{0},
 };
-
-#define CHOOSE(state, option, arg, choices) \
-	tool_choose(state, option, arg, choices, sizeof(choices) / sizeof((choices)[0]))
 
 static const struct tool_choice phases[] = {
 	{"all", TND_PHASE_ALL}, {"target", TND_PHASE_TARGET}, {"draft", TND_PHASE_DRAFT}};
@@ -120,15 +109,6 @@ static void parse_skip(struct argp_state *state, struct tool_plan_options *optio
 		return;
 	}
 	grow(state, &options->skip, &options->plan.skip_count, arg);
-}
-
-static uint64_t positive_size(struct argp_state *state, const char *option, const char *arg)
-{
-	uint64_t bytes = tool_size(state, option, arg);
-
-	if (bytes == 0)
-		argp_error(state, "%s: expected a size above 0, found '%s'", option, arg);
-	return bytes;
 }
 
 static uint32_t parse_align(struct argp_state *state, const char *arg)
@@ -169,20 +149,20 @@ static bool parse_layout(int key, char *arg, struct argp_state *state,
 		options->rank_given = true;
 		return true;
 	case KEY_PHASE:
-		plan->phase = CHOOSE(state, "--phase", arg, phases);
+		plan->phase = TOOL_CHOOSE(state, "--phase", arg, phases);
 		return true;
 	case KEY_SLICE:
-		plan->slice = CHOOSE(state, "--slice", arg, slices);
+		plan->slice = TOOL_CHOOSE(state, "--slice", arg, slices);
 		return true;
 	case KEY_EXPERTS:
 		plan->expert_count = tool_number(state, "--experts", arg, 1, UINT32_MAX);
 		return true;
 	case KEY_PLACEMENT:
-		plan->placement = CHOOSE(state, "--ep-placement", arg, placements);
+		plan->placement = TOOL_CHOOSE(state, "--ep-placement", arg, placements);
 		return true;
 	case KEY_SCALES:
 		plan->flags &= ~TND_PLAN_F_EP_SCALES_ALL;
-		plan->flags |= CHOOSE(state, "--ep-scales", arg, scales);
+		plan->flags |= TOOL_CHOOSE(state, "--ep-scales", arg, scales);
 		return true;
 	case KEY_NO_EP_FILTER:
 		plan->flags |= TND_PLAN_F_NO_EP_FILTER;
@@ -205,7 +185,7 @@ static bool parse_layout(int key, char *arg, struct argp_state *state,
 	}
 }
 
-/* Options that say in how much memory, and how the checkpoint is read. */
+/* Options that say in how much memory. */
 static bool parse_memory(int key, char *arg, struct argp_state *state,
 			 struct tool_plan_options *options)
 {
@@ -213,34 +193,25 @@ static bool parse_memory(int key, char *arg, struct argp_state *state,
 
 	switch (key) {
 	case KEY_BUDGET:
-		options->node_budget_bytes = positive_size(state, "--budget", arg);
+		options->node_budget_bytes = tool_positive_size(state, "--budget", arg);
 		return true;
 	case KEY_RANK_BUDGET:
-		options->rank_budget_bytes = positive_size(state, "--rank-budget", arg);
+		options->rank_budget_bytes = tool_positive_size(state, "--rank-budget", arg);
 		return true;
 	case KEY_SLAB:
 		plan->slab_bytes = parse_slab(state, arg);
 		return true;
 	case KEY_PACKING:
-		plan->packing = CHOOSE(state, "--packing", arg, packings);
+		plan->packing = TOOL_CHOOSE(state, "--packing", arg, packings);
 		return true;
 	case KEY_OVERSIZE:
-		plan->oversize = CHOOSE(state, "--oversize", arg, oversizes);
+		plan->oversize = TOOL_CHOOSE(state, "--oversize", arg, oversizes);
 		return true;
 	case KEY_ALIGN:
 		plan->align = parse_align(state, arg);
 		return true;
 	case KEY_RUN_MIN:
-		plan->run_min_bytes = positive_size(state, "--run-min", arg);
-		return true;
-	case KEY_IGNORE_INDEX:
-		options->checkpoint.flags |= TND_CHECKPOINT_F_IGNORE_INDEX;
-		return true;
-	case KEY_ALLOW_TRAILING:
-		options->checkpoint.flags |= TND_CHECKPOINT_F_ALLOW_TRAILING;
-		return true;
-	case KEY_MAX_HEADER:
-		options->checkpoint.max_header_bytes = positive_size(state, "--max-header", arg);
+		plan->run_min_bytes = tool_positive_size(state, "--run-min", arg);
 		return true;
 	default:
 		return false;

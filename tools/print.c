@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -27,6 +28,22 @@ bool tool_colour(FILE *stream)
 	const char *term = getenv("TERM");
 
 	return isatty(fileno(stream)) && !(no_color && no_color[0]) && term && strcmp(term, "dumb");
+}
+
+int tool_compare_names(const struct tnd_tensor *a, const struct tnd_tensor *b)
+{
+	size_t least = a->name_bytes < b->name_bytes ? a->name_bytes : b->name_bytes;
+	int order = memcmp(a->name, b->name, least);
+
+	return order ? order : (a->name_bytes > b->name_bytes) - (a->name_bytes < b->name_bytes);
+}
+
+int64_t tool_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
 static bool harmful(wchar_t point)

@@ -46,7 +46,7 @@ void load_progress_clear(struct load_node *node)
 
 void load_progress_bar(struct load_node *node)
 {
-	int64_t now = load_now_ns();
+	int64_t now = tool_now_ns();
 	uint64_t done = 0, total = 0, charged = 0;
 	double seconds = (double)(now - node->start_ns) / 1e9, share;
 	char a[TND_SIZE_TEXT_MAX], b[TND_SIZE_TEXT_MAX], c[TND_SIZE_TEXT_MAX];

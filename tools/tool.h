@@ -3,9 +3,10 @@
  * tool.h - what the commands of `tundish` share
  *
  *   main.c      finds the command and checks standard output at the end
- *   options.c   help, numbers, sizes, keywords; planopts.c the options that plan and load share
+ *   options.c   help, numbers, sizes, keywords, how a checkpoint is read
+ *   planopts.c  the options that plan and load share
  *   output.c    JSON documents, files that appear whole or not at all, errors of standard output
- *   print.c     tables of 80 columns, names made printable, colour
+ *   print.c     tables of 80 columns, names in order and made printable, colour, time
  *   exit.c      error code -> exit status, and how errors are said
  *   cmd_*.c     one command each; load_*.c belong to cmd_load.c
  *
@@ -64,6 +65,9 @@ void tool_warn(const char *message);
 /* Hidden options are those that --help leaves out and --help-all shows. */
 extern const struct argp tool_common_argp; /* --help, --help-all, --usage */
 
+/* --ignore-index and the like, a child parser; its input is a struct tnd_checkpoint_opts. */
+extern const struct argp tool_checkpoint_argp;
+
 /* A word of a list; texts[i] means values[i]. */
 struct tool_choice {
 	const char *text;
@@ -77,8 +81,12 @@ uint64_t tool_size(struct argp_state *state, const char *option, const char *arg
 double tool_seconds(struct argp_state *state, const char *option, const char *arg);
 uint32_t tool_choose(struct argp_state *state, const char *option, const char *arg,
 		     const struct tool_choice *choices, size_t count);
-/* The one positional argument. */
+uint64_t tool_positive_size(struct argp_state *state, const char *option, const char *arg);
+#define TOOL_CHOOSE(state, option, arg, choices) \
+	tool_choose(state, option, arg, choices, sizeof(choices) / sizeof((choices)[0]))
+/* The one positional argument, and its check at the end. */
 void tool_take_path(struct argp_state *state, const char **path, const char *arg);
+void tool_need_path(struct argp_state *state, const char *path);
 
 /* Parses with our help and exit status. `input`: handed to the parser. */
 void tool_parse(const struct argp *argp, int argc, char **argv, void *input);
@@ -151,6 +159,12 @@ int tool_output_finish(int status);
 
 /* Colour on `stream`: a terminal, and NO_COLOR is not set. */
 bool tool_colour(FILE *stream);
+
+/* Names of tensors in byte order, for comparison functions of qsort(). */
+int tool_compare_names(const struct tnd_tensor *a, const struct tnd_tensor *b);
+
+/* CLOCK_MONOTONIC. */
+int64_t tool_now_ns(void);
 
 /*
  * Printable copy: control characters and what reorders text on a terminal escaped. Return: to be
