@@ -86,6 +86,9 @@ void tnd__ns_to_timespec(int64_t ns, struct timespec *ret_time);
  */
 const char *tnd__printable(const char *text, size_t text_bytes, char *out, size_t out_bytes);
 
+/* Length of the UTF-8 sequence at `at`, 0 if it is broken, overlong, a surrogate or too large. */
+size_t tnd__utf8_bytes(const unsigned char *at, size_t left);
+
 /* fnmatch() for texts with a length; a text with a NUL inside matches only "*". */
 bool tnd__glob(const char *pattern, const char *text, size_t text_bytes);
 

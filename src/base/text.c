@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c - printable names, globs, lists, small files, growable text */
+/*
+ * text.c - printable names, globs, lists, small files, growable text
+ *
+ * Names come from files that anybody may have written. They are valid UTF-8 by the time that they
+ * are tensors' names, but may hold NULs and control characters; names of files may hold any bytes.
+ * So every function takes a length, and what is shown goes through tnd__printable().
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -10,36 +16,43 @@
 
 #include "base.h"
 
-/* Length of the valid UTF-8 sequence at `text`, 0 if it is broken. */
-static size_t utf8_length(const unsigned char *text, size_t left)
+size_t tnd__utf8_bytes(const unsigned char *at, size_t left)
 {
-	static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-	uint32_t point;
-	size_t length;
+	unsigned char low = 0x80, high = 0xbf;
+	size_t bytes;
 
-	if (text[0] < 0x80)
+	if (at[0] < 0x80)
 		return 1;
-	length = (text[0] & 0xe0) == 0xc0   ? 2
-		 : (text[0] & 0xf0) == 0xe0 ? 3
-		 : (text[0] & 0xf8) == 0xf0 ? 4
-					    : 0;
-	if (!length || length > left)
+	if (at[0] >= 0xc2 && at[0] <= 0xdf)
+		bytes = 2;
+	else if (at[0] >= 0xe0 && at[0] <= 0xef)
+		bytes = 3;
+	else if (at[0] >= 0xf0 && at[0] <= 0xf4)
+		bytes = 4;
+	else
 		return 0;
-	point = text[0] & (0xffu >> (length + 1));
-	for (size_t i = 1; i < length; i++) {
-		if ((text[i] & 0xc0) != 0x80)
+	if (bytes > left)
+		return 0;
+	if (at[0] == 0xe0)
+		low = 0xa0;
+	else if (at[0] == 0xed)
+		high = 0x9f;
+	else if (at[0] == 0xf0)
+		low = 0x90;
+	else if (at[0] == 0xf4)
+		high = 0x8f;
+	if (at[1] < low || at[1] > high)
+		return 0;
+	for (size_t i = 2; i < bytes; i++)
+		if ((at[i] & 0xc0) != 0x80)
 			return 0;
-		point = point << 6 | (text[i] & 0x3f);
-	}
-	if (point < least[length] || point > 0x10ffff || (point >= 0xd800 && point < 0xe000))
-		return 0;
-	return length;
+	return bytes;
 }
 
 /* Printable form of the character at `text`. Return: bytes of the text that it stands for. */
 static size_t printable_piece(const char *text, size_t left, char *piece, size_t piece_bytes)
 {
-	size_t length = utf8_length((const unsigned char *)text, left);
+	size_t length = tnd__utf8_bytes((const unsigned char *)text, left);
 	unsigned char c = (unsigned char)text[0];
 	/* C1 control characters (U+0080 to U+009F) steer terminals as C0 ones do. */
 	bool c1 = length == 2 && c == 0xc2 && (unsigned char)text[1] < 0xa0;

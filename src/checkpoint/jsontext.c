@@ -122,41 +122,6 @@ static inline unsigned char *plain_end(unsigned char *at, const unsigned char *e
 	return at;
 }
 
-/*
- * Length of the UTF-8 sequence at `at`, 0 if it is broken, too long for its value, a surrogate or
- * above U+10FFFF.
- */
-static size_t utf8_bytes(const unsigned char *at, size_t left)
-{
-	unsigned char low = 0x80, high = 0xbf;
-	size_t bytes;
-
-	if (at[0] >= 0xc2 && at[0] <= 0xdf)
-		bytes = 2;
-	else if (at[0] >= 0xe0 && at[0] <= 0xef)
-		bytes = 3;
-	else if (at[0] >= 0xf0 && at[0] <= 0xf4)
-		bytes = 4;
-	else
-		return 0;
-	if (bytes > left)
-		return 0;
-	if (at[0] == 0xe0)
-		low = 0xa0;
-	else if (at[0] == 0xed)
-		high = 0x9f;
-	else if (at[0] == 0xf0)
-		low = 0x90;
-	else if (at[0] == 0xf4)
-		high = 0x8f;
-	if (at[1] < low || at[1] > high)
-		return 0;
-	for (size_t i = 2; i < bytes; i++)
-		if ((at[i] & 0xc0) != 0x80)
-			return 0;
-	return bytes;
-}
-
 /* Value of four hexadecimal digits, -1 if they are not. */
 static int32_t hex4(const unsigned char *at, const unsigned char *end)
 {
@@ -257,7 +222,7 @@ int tnd__json_string(struct tnd__json *json, struct tnd__span *ret_span)
 
 		in = plain_end(in, end);
 		if (in < end && *in >= 0x80) {
-			bytes = utf8_bytes(in, (size_t)(end - in));
+			bytes = tnd__utf8_bytes(in, (size_t)(end - in));
 			if (!bytes)
 				return tnd__json_fail(json, json->code, in,
 						      "expected UTF-8, found byte 0x%02x", *in);
