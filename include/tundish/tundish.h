@@ -10,6 +10,7 @@
 #include <tundish/host.h>
 #include <tundish/load.h>
 #include <tundish/log.h>
+#include <tundish/pagecache.h>
 #include <tundish/plan.h>
 #include <tundish/size.h>
 #include <tundish/slab.h>
