@@ -129,8 +129,9 @@ static void handle_full(struct tnd_load *load, bool *logged)
 }
 
 /*
- * The feeder may be about to take what is free. It cannot if the views that are out leave less than item `index` needs; whatever else is charged is free
- * once we wait for that item, for its buffer comes next. Lock held.
+ * The feeder may be about to take what is free. It cannot if the views that are out leave less than
+ * item `index` needs; whatever else is charged is free once we wait for that item, for its buffer
+ * comes next. Lock held.
  */
 static bool only_a_release_helps(const struct tnd_load *load, size_t index)
 {

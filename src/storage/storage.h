@@ -43,7 +43,7 @@ struct tnd__storage_opts {
 	uint32_t bounce_count; /* most bounce buffers, allocated on first need; 0: 4 */
 	uint32_t window_count; /* most buffered reads of cold extents in flight; 0: 4 */
 	const char *cpus; /* list, borrowed for the call; NULL: every processor of the cpuset */
-	int32_t numa; /* of bounce buffers and workers: a node, or TND_NUMA_* */
+	int32_t numa;     /* of bounce buffers and workers: a node, or TND_NUMA_* */
 };
 
 #define TND__CACHE_UNKNOWN 0

@@ -100,8 +100,9 @@ static void start_one(struct tnd__uring *uring, struct tnd__read *read)
 }
 
 /*
- * New reads into the ring, until there are none: one that ends here gives back what it held, and a read that waited for that is queued by this
- * very thread, which nobody would wake for it. Return: false: asked to stop.
+ * New reads into the ring, until there are none: one that ends here gives back what it held, and a
+ * read that waited for that is queued by this very thread, which nobody would wake for it. Return:
+ * false: asked to stop.
  */
 static bool take_pending(struct tnd__uring *uring)
 {
