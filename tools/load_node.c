@@ -350,8 +350,10 @@ int load_node_run(struct load_node *node)
 	sigset_t ours, before;
 	int signals, code = -ENOMEM;
 
-	if (!polled)
+	if (!polled) {
+		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
 		return code;
+	}
 	sigemptyset(&ours);
 	sigaddset(&ours, SIGINT);
 	sigaddset(&ours, SIGTERM);
@@ -367,6 +369,7 @@ int load_node_run(struct load_node *node)
 		code = start_all(node, signals);
 	listen_to_all(node, signals, polled);
 	node->seconds = (double)(tool_now_ns() - node->start_ns) / 1e9;
+	load_progress_rest(node);
 	load_progress_clear(node);
 	if (signals >= 0)
 		close(signals);

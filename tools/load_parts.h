@@ -54,7 +54,8 @@ struct load_rank {
 	double seconds;
 	json_t *report, *memlog; /* NULL until it has ended */
 	bool ended, reaped;
-	int code; /* 0, or why it failed */
+	bool owes_step; /* its last progress line found no room */
+	int code;       /* 0, or why it failed */
 };
 
 struct load_node {
@@ -118,7 +119,9 @@ int load_print(const struct load_node *node);
 
 /* -- progress.c -- */
 
-void load_progress_step(struct load_node *node, const struct load_rank *rank, bool last);
+void load_progress_step(struct load_node *node, struct load_rank *rank, bool last);
+/* After the last rank: gives a slow reader a second to take the last line of each. */
+void load_progress_rest(struct load_node *node);
 void load_progress_bar(struct load_node *node);
 void load_progress_clear(struct load_node *node);
 

@@ -10,28 +10,54 @@
 #define BAR_NS INT64_C(100000000)
 #define BAR_COLUMNS 24
 
-/*
- * A slow reader must not hold up the load: a step that does not fit into its pipe is left out, and
- * only the last of a rank is waited for. A reader that went away is not written to again.
- */
-void load_progress_step(struct load_node *node, const struct load_rank *rank, bool last)
+/* How long the reader of --progress-fd is waited for at the end, all ranks together. */
+#define REST_MS 1000
+
+/* Return: false when there is no room within `timeout_ms`. */
+static bool put_step(struct load_node *node, const struct load_rank *rank, int timeout_ms)
 {
 	struct pollfd polled = {.fd = node->progress_fd, .events = POLLOUT};
 	char line[256];
 	int bytes;
 
-	if (node->progress_fd < 0 || poll(&polled, 1, last && !node->cancelled ? 1000 : 0) <= 0)
-		return;
+	if (poll(&polled, 1, timeout_ms) <= 0)
+		return false;
 	bytes = snprintf(line, sizeof(line),
 			 "{\"rank\":%u,\"done_bytes\":%llu,\"total_bytes\":%llu,"
 			 "\"charged_bytes\":%llu,\"seconds\":%.6f}\n",
 			 rank->rank, (unsigned long long)rank->done_bytes,
 			 (unsigned long long)rank->total_bytes,
 			 (unsigned long long)rank->charged_bytes, rank->seconds);
-	if (write(node->progress_fd, line, (size_t)bytes) < 0 && errno != EAGAIN &&
-	    errno != EINTR) {
-		fprintf(stderr, "tundish: warning: --progress-fd: %s\n", strerror(errno));
-		node->progress_fd = -1;
+	if (write(node->progress_fd, line, (size_t)bytes) >= 0 || errno == EINTR)
+		return true;
+	if (errno == EAGAIN)
+		return false;
+	fprintf(stderr, "tundish: warning: --progress-fd: %s\n", strerror(errno));
+	node->progress_fd = -1;
+	return true;
+}
+
+/*
+ * A slow reader must not hold up the load: a step that does not fit into its pipe is left out, and
+ * the last one of a rank is kept for the end. A reader that went away is not written to again.
+ */
+void load_progress_step(struct load_node *node, struct load_rank *rank, bool last)
+{
+	if (node->progress_fd >= 0 && !put_step(node, rank, 0))
+		rank->owes_step = last;
+}
+
+void load_progress_rest(struct load_node *node)
+{
+	int64_t end = tool_now_ns() + REST_MS * INT64_C(1000000);
+
+	for (size_t i = 0; i < node->count && !node->cancelled; i++) {
+		int64_t left = end - tool_now_ns();
+
+		if (node->progress_fd < 0 || left < 0)
+			return;
+		if (node->ranks[i].owes_step)
+			put_step(node, &node->ranks[i], (int)(left / 1000000));
 	}
 }
 

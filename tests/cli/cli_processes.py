@@ -13,7 +13,7 @@ import termios
 import time
 
 import stfile
-from command import TUNDISH, Command, Load, alive, children, environment, wait_until
+from command import DEADLINE, TUNDISH, Command, Load, alive, children, environment, wait_until
 
 RANKS = 3
 F_SETPIPE_SZ = 1031
@@ -126,6 +126,24 @@ class Processes(Command):
         self.assertEqual(status, 6, err)
         self.assert_gone(ranks)
 
+    def test_others_end_well_if_asked(self):
+        # One rank is stopped until the others have left, and then killed: they have reported, it is the error.
+        folder = self.path("holes")
+        os.makedirs(folder)
+        stfile.header_only(folder + "/model.safetensors", [(f"w{n:03d}", "U8", [16 << 20]) for n in range(128)])
+        with Load(folder, "--tp", str(RANKS), "--budget", "192M", "--on-dead", "continue", "--json") as load:
+            self.assertTrue(wait_until(lambda: len(children(load.process.pid)) == RANKS))
+            load.ranks = ranks = children(load.process.pid)
+            os.kill(ranks[1], signal.SIGSTOP)
+            self.assertTrue(wait_until(lambda: children(load.process.pid) == [ranks[1]], DEADLINE))
+            os.kill(ranks[1], signal.SIGKILL)
+            status, out, err = load.finish()
+        self.assertEqual(status, 6, err)
+        self.assert_gone(ranks)
+        found = json.loads(out)
+        self.assertEqual((found["error"]["code"], found["error"]["rank"]), ("TND_E_PEER_DEAD", 1))
+        self.assertEqual([rank["ok"] for rank in found["ranks"]], [True, False, True])
+
     def test_parent_killed(self):
         with self.start() as load:
             ranks = self.running(load)
@@ -160,6 +178,21 @@ class Processes(Command):
             status, _, err = load.finish()
         self.assertEqual(status, 130, err)
         self.assert_gone(ranks)
+
+    def test_progress_reader_that_never_reads(self):
+        # Full from the start, and it stays so: the load ends well, and waits for room once and not once a rank.
+        ends = os.pipe()
+        os.set_blocking(ends[1], False)
+        with self.assertRaises(BlockingIOError):
+            while True:
+                os.write(ends[1], b"\n" * 4096)
+        os.set_blocking(ends[1], True)
+        begin = time.monotonic()
+        self.run_tundish("load", self.dense, "--tp", "8", "--budget", "64M", "--progress-fd", str(ends[1]),
+                         pass_fds=[ends[1]])
+        self.assertLess(time.monotonic() - begin, 4)
+        for end in ends:
+            os.close(end)
 
     @staticmethod
     def waiting(pipe):
