@@ -8,7 +8,8 @@
  * The first error is the one reported; it cancels the other ranks (SIGTERM, then SIGKILL after
  * PATIENCE_NS). SIGINT, SIGTERM and SIGHUP cancel likewise; a second one kills at once. A rank that
  * ends by a signal, or without its "end" message, has died. Ranks die with this process by
- * themselves (load_rank.c).
+ * themselves (load_rank.c). They keep --deadline themselves too; those that have not answered
+ * GRACE_NS after it hang, are named as the error and killed.
  *
  * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is
  * gone takes its usual course when the mask is restored.
@@ -27,6 +28,7 @@
 #include <unistd.h>
 
 #define PATIENCE_NS INT64_C(1000000000)
+#define GRACE_NS INT64_C(250000000)
 #define BAR_MS 100
 #define READ_BYTES ((size_t)65536)
 
@@ -67,6 +69,14 @@ static void fail(struct load_node *node, int code, int rank, const char *file, c
 	snprintf(error->message, sizeof(error->message), "%s", message);
 }
 
+/* INT64_MAX without --deadline. */
+static int64_t deadline_ns(const struct load_node *node)
+{
+	double seconds = node->command->deadline;
+
+	return seconds > 0 ? node->start_ns + (int64_t)(seconds * 1e9) : INT64_MAX;
+}
+
 /* -- messages -- */
 
 static void on_end(struct load_node *node, struct load_rank *rank, json_t *message)
@@ -90,7 +100,9 @@ static void on_end(struct load_node *node, struct load_rank *rank, json_t *messa
 	fail(node, rank->code, (int)rank->rank, json_string_value(json_object_get(message, "file")),
 	     json_string_value(json_object_get(message, "tensor")),
 	     text ? text : tnd_strerror(rank->code));
-	cancel(node);
+	/* The others are about to say the same; on_deadline() sees to those that do not. */
+	if (rank->code != TND_E_DEADLINE || tool_now_ns() < deadline_ns(node))
+		cancel(node);
 }
 
 static void on_progress(struct load_node *node, struct load_rank *rank, json_t *message)
@@ -175,7 +187,7 @@ static void on_death(struct load_node *node, struct load_rank *rank, int wait_st
 {
 	char message[TND_ERROR_MESSAGE_MAX];
 
-	rank->code = node->killed ? TND_E_CANCELLED : TND_E_PEER_DEAD;
+	rank->code = rank->late ? TND_E_DEADLINE : node->killed ? TND_E_CANCELLED : TND_E_PEER_DEAD;
 	/* Ranks that we killed ourselves are not to blame. */
 	if (node->killed)
 		return;
@@ -231,19 +243,58 @@ static void on_signals(struct load_node *node, int signals)
 	}
 }
 
+/* Marks those that have not answered. Return: the first of them, NULL if there is none. */
+static const struct load_rank *mark_late(struct load_node *node, char *list, size_t list_bytes)
+{
+	const struct load_rank *first = NULL;
+	size_t used = 0;
+
+	list[0] = '\0';
+	for (size_t i = 0; i < node->count; i++) {
+		struct load_rank *rank = &node->ranks[i];
+
+		if (rank->pid <= 0 || rank->reaped || rank->ended)
+			continue;
+		rank->late = true;
+		if (used < list_bytes)
+			used += (size_t)snprintf(list + used, list_bytes - used,
+						 "%s%u (process %d)", first ? ", " : "", rank->rank,
+						 (int)rank->pid);
+		first = first ? first : rank;
+	}
+	return first;
+}
+
+static void on_deadline(struct load_node *node)
+{
+	char list[512], message[TND_ERROR_MESSAGE_MAX];
+	const struct load_rank *first = mark_late(node, list, sizeof(list));
+
+	if (!first) { /* only the ends of processes are missing */
+		if (node->code != 0)
+			cancel(node);
+		return;
+	}
+	snprintf(message, sizeof(message),
+		 "expected every rank to have ended at the deadline of %g s, found no answer of "
+		 "rank %s%s; see what holds the process up (stopped, or waiting for a disk), or "
+		 "give a longer --deadline",
+		 node->command->deadline, list, strlen(list) + 1 == sizeof(list) ? "..." : "");
+	/* A rank that kept the deadline is not the one to name. */
+	if (node->code == TND_E_DEADLINE)
+		node->code = 0;
+	fail(node, TND_E_DEADLINE, (int)first->rank, NULL, NULL, message);
+	kill_all(node);
+}
+
 static void on_time(struct load_node *node)
 {
-	int64_t now = tool_now_ns();
+	int64_t now = tool_now_ns(), deadline = deadline_ns(node);
 
+	if (!node->killed && now >= deadline && now - deadline >= GRACE_NS)
+		on_deadline(node);
 	if (node->cancelled && !node->killed && now >= node->kill_ns)
 		kill_all(node);
-	/* Ranks keep the deadline themselves; this is for one that hangs in the kernel. */
-	if (!node->cancelled && node->command->deadline > 0 &&
-	    now >= node->start_ns + (int64_t)(node->command->deadline * 1e9) + PATIENCE_NS) {
-		fail(node, TND_E_DEADLINE, -1, NULL, NULL,
-		     "the deadline passed; the ranks were cancelled");
-		cancel(node);
-	}
 }
 
 static bool all_gone(const struct load_node *node)

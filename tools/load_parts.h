@@ -54,6 +54,7 @@ struct load_rank {
 	double seconds;
 	json_t *report, *memlog; /* NULL until it has ended */
 	bool ended, reaped;
+	bool late;      /* did not answer at the deadline */
 	bool owes_step; /* its last progress line found no room */
 	int code;       /* 0, or why it failed */
 };

@@ -158,15 +158,32 @@ class Processes(Command):
         self.assertEqual(status, 7, err)
         self.assert_gone(ranks)
 
-    def test_deadline_of_a_rank_that_hangs(self):
-        with self.start("--deadline", "1.5") as load:
+    def hang(self, *which):
+        # The others answer at the deadline. It ends soon after it, and names those that did not answer and no other.
+        begin = time.monotonic()
+        with self.start("--deadline", "1.5", "--json") as load:
             ranks = self.running(load)
-            for pid in ranks:
-                os.kill(pid, signal.SIGSTOP)
-            status, _, err = load.finish()
+            for rank in which:
+                os.kill(ranks[rank], signal.SIGSTOP)
+            status, out, err = load.finish()
+            self.assertLess(time.monotonic() - begin, 2.3)
         self.assertEqual(status, 7, err)
-        self.assertIn("deadline", err)
         self.assert_gone(ranks)
+        error = json.loads(out)["error"]
+        self.assertEqual((error["code"], error["rank"]), ("TND_E_DEADLINE", which[0]))
+        self.assertIn("deadline of 1.5 s", error["message"])
+        self.assertEqual([rank for rank in range(RANKS) if f"{rank} (process {ranks[rank]})" in error["message"]],
+                         list(which))
+        self.assertIn(error["message"], err)
+
+    def test_deadline_of_a_rank_that_hangs(self):
+        self.hang(1)
+
+    def test_deadline_of_ranks_that_hang(self):
+        self.hang(0, 2)
+
+    def test_deadline_of_all_ranks_that_hang(self):
+        self.hang(0, 1, 2)
 
     def test_progress_reader_that_sleeps(self):
         # Nobody reads the steps. A pipe of one page has no room for a second one: the load goes on, and Ctrl-C works.
