@@ -177,10 +177,21 @@ struct tnd_plan_totals {
 	uint64_t bounce_bytes;       /* all bounce buffers: part of fixed_bytes */
 	uint64_t window_bytes;       /* page cache that may be in flight: part of fixed_bytes */
 	uint64_t peak_bytes;         /* predicted most charged at once */
-	uint64_t least_budget_bytes; /* each view released before the next is taken */
+	/*
+	 * Least budget with this slab size, each view released before the next is taken: with a
+	 * given slab size it is enough and one byte less is refused. A smaller budget than it is
+	 * given smaller default slabs.
+	 */
+	uint64_t least_budget_bytes;
 	uint64_t run_min_bytes;      /* what 0 became */
 	uint64_t shards_opened;
 	uint64_t shards_skipped;
+	/*
+	 * Least budget that this very plan can be loaded with: fixed_bytes and the most that is
+	 * alive at once. Above least_budget_bytes where a plan for that would read in smaller
+	 * chunks or cut tensors.
+	 */
+	uint64_t needed_budget_bytes;
 };
 
 /*

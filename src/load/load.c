@@ -98,12 +98,12 @@ static int take_budget(struct tnd_load *load, struct tnd_error *reterr)
 	}
 	tnd_budget_stats(load->budget, &stats);
 	load->bound_bytes = stats.bound_bytes;
-	if (stats.bound_bytes < load->totals.least_budget_bytes &&
-	    load->totals.least_budget_bytes <= load->totals.budget_bytes)
+	if (stats.bound_bytes < load->totals.needed_budget_bytes &&
+	    load->totals.needed_budget_bytes <= load->totals.budget_bytes)
 		return tnd__fail_plain(reterr, TND_E_BUDGET,
 				       "expected a budget of at least %llu bytes, found %llu; give "
 				       "more, or plan with a smaller slab",
-				       (unsigned long long)load->totals.least_budget_bytes,
+				       (unsigned long long)load->totals.needed_budget_bytes,
 				       (unsigned long long)stats.bound_bytes);
 	rc = tnd_budget_charge(load->budget, load->totals.fixed_bytes, &charge);
 	if (rc < 0)

@@ -34,7 +34,7 @@ struct cursor {
 	uint64_t pos;      /* where the last image ends */
 	uint64_t area;     /* bytes of the copies' area */
 	uint64_t file_end; /* of the last image */
-	bool has_image;
+	uint64_t images;
 };
 
 static uint64_t used(const struct cursor *cursor)
@@ -45,14 +45,14 @@ static uint64_t used(const struct cursor *cursor)
 /* Moves the cursor over [begin, end). Return: true if a new image begins there. */
 static bool advance(struct cursor *cursor, uint64_t begin, uint64_t end, uint64_t *ret_place)
 {
-	bool joins = cursor->has_image && (begin == cursor->file_end ||
-					   begin < tnd__round_up(cursor->file_end, TND__PAGE));
+	bool joins = cursor->images && (begin == cursor->file_end ||
+					begin < tnd__round_up(cursor->file_end, TND__PAGE));
 
 	*ret_place = joins ? cursor->pos + (begin - cursor->file_end)
 			   : tnd__round_up(cursor->pos, TND__PAGE) + begin % TND__PAGE;
 	cursor->pos = *ret_place + (end - begin);
 	cursor->file_end = end;
-	cursor->has_image = true;
+	cursor->images += !joins;
 	return !joins;
 }
 
@@ -91,15 +91,19 @@ static uint64_t pass(const struct tnd_plan *plan, struct cursor *cursor, struct 
 	return first;
 }
 
-uint64_t tnd__pack_alone_bytes(const struct tnd_plan *plan, const struct tnd_plan_item *item)
+struct tnd__pieces_sum tnd__pack_alone(const struct tnd_plan *plan,
+				       const struct tnd_plan_item *item)
 {
-	struct cursor cursor = {0};
+	struct tnd__pieces_sum sum = {.pieces = 1, .largest = item->kept_bytes};
 	struct tnd_plan_item copy = *item;
+	struct cursor cursor = {0};
 
 	if (plan->choice.packing == TND_PACKING_NAME)
-		return item->kept_bytes;
+		return sum;
 	pass(plan, &cursor, &copy);
-	return used(&cursor);
+	sum.largest = used(&cursor);
+	sum.images = cursor.images;
+	return sum;
 }
 
 static int add_images(struct tnd_plan *plan, struct cursor cursor, const struct tnd_plan_item *item)
@@ -180,7 +184,7 @@ int tnd__pack_file(struct tnd_plan *plan)
 		if (!item->kept_bytes)
 			continue;
 		alone = (item->flags & TND_ITEM_F_PIECE) ||
-			tnd__pack_alone_bytes(plan, item) > limit;
+			tnd__pack_alone(plan, item).largest > limit;
 		if (cursor.slab != SIZE_MAX)
 			item->slab_offset = pass(plan, &cursor, item);
 		if (before.slab == SIZE_MAX || alone || item->tensor->file != file ||

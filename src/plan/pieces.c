@@ -3,19 +3,18 @@
  * pieces.c - items that cannot fit into the budget, cut into pieces that can
  *
  * A piece is an item of its own in a buffer of its own. Items of several rows are cut between rows;
- * items of one row are cut within a part, in packing file at 4 KiB boundaries of the file. Whole
- * elements stay together.
+ * a row that is alone, or too large for a buffer, is cut within a part, in packing file at 4 KiB
+ * boundaries of the file. Whole elements stay together.
  */
-#include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "plan_internal.h"
 
 struct cutter {
-	struct tnd_plan *plan;
+	const struct tnd_plan *plan;
 	uint64_t limit; /* largest buffer of a piece */
+	struct tnd__pieces_sum sum;
+	bool counts; /* only fills sum */
 	struct tnd_plan_item *items;
 	size_t count, capacity;
 };
@@ -30,9 +29,22 @@ static int emit(struct cutter *cutter, const struct tnd_plan_item *item)
 	return rc;
 }
 
+static int emit_piece(struct cutter *cutter, const struct tnd_plan_item *piece)
+{
+	struct tnd__pieces_sum alone;
+
+	if (!cutter->counts)
+		return emit(cutter, piece);
+	alone = tnd__pack_alone(cutter->plan, piece);
+	cutter->sum.pieces++;
+	cutter->sum.images += alone.images;
+	cutter->sum.largest = TND__MAX(cutter->sum.largest, alone.largest);
+	return 0;
+}
+
 static bool fits(const struct cutter *cutter, const struct tnd_plan_item *piece)
 {
-	return tnd__pack_alone_bytes(cutter->plan, piece) <= cutter->limit;
+	return tnd__pack_alone(cutter->plan, piece).largest <= cutter->limit;
 }
 
 /*
@@ -58,46 +70,6 @@ static uint64_t rows_that_fit(const struct cutter *cutter, struct tnd_plan_item 
 	return low;
 }
 
-static int refuse(const struct cutter *cutter, const struct tnd_plan_item *item,
-		  struct tnd_error *reterr)
-{
-	const struct tnd_file *files = tnd_checkpoint_files(cutter->plan->checkpoint, &(size_t){0});
-	struct tnd__where where = {.file = files[item->tensor->file].name,
-				   .name = item->tensor->name,
-				   .name_bytes = item->tensor->name_bytes};
-
-	return tnd__fail(reterr, TND_E_OVERSIZE, &where,
-			 "expected rows of at most %" PRIu64 " bytes to cut it into pieces, found "
-			 "rows of %" PRIu64 "; raise the budget (%" PRIu64 " bytes)",
-			 cutter->limit, item->row_bytes, cutter->plan->choice.budget_bytes);
-}
-
-static int cut_rows(struct cutter *cutter, const struct tnd_plan_item *item,
-		    struct tnd_error *reterr)
-{
-	uint64_t row_kept = item->kept_bytes / item->row_count, done = 0;
-
-	while (done < item->row_count) {
-		struct tnd_plan_item piece = *item;
-		uint64_t rows;
-		int rc;
-
-		piece.flags |= TND_ITEM_F_PIECE;
-		piece.file_offset += done * item->row_bytes;
-		piece.piece_offset = done * row_kept;
-		rows = rows_that_fit(cutter, &piece, row_kept, item->row_count - done);
-		if (!rows)
-			return refuse(cutter, item, reterr);
-		done += rows;
-		if (done == item->row_count)
-			piece.flags |= TND_ITEM_F_LAST;
-		rc = emit(cutter, &piece);
-		if (rc < 0)
-			return rc;
-	}
-	return 0;
-}
-
 /* Bytes of the next piece that begins at `begin` of its row, of at most `left`. */
 static uint64_t run_that_fits(const struct cutter *cutter, struct tnd_plan_item *piece,
 			      uint64_t begin, uint64_t left)
@@ -118,27 +90,27 @@ static uint64_t run_that_fits(const struct cutter *cutter, struct tnd_plan_item 
 	return piece->part_bytes[0];
 }
 
-static int cut_run(struct cutter *cutter, const struct tnd_plan_item *item)
+/* Cuts one row, `done` bytes of the item being in pieces already. */
+static int cut_row(struct cutter *cutter, const struct tnd_plan_item *row, uint64_t done,
+		   uint64_t item_bytes)
 {
-	uint64_t done = 0;
-
-	for (uint32_t part = 0; part < item->part_count; part++) {
+	for (uint32_t part = 0; part < row->part_count; part++) {
 		uint64_t within = 0;
 
-		while (within < item->part_bytes[part]) {
-			struct tnd_plan_item piece = *item;
+		while (within < row->part_bytes[part]) {
+			struct tnd_plan_item piece = *row;
 			uint64_t bytes;
 			int rc;
 
 			piece.flags |= TND_ITEM_F_PIECE;
 			piece.piece_offset = done;
-			bytes = run_that_fits(cutter, &piece, item->part_begin[part] + within,
-					      item->part_bytes[part] - within);
+			bytes = run_that_fits(cutter, &piece, row->part_begin[part] + within,
+					      row->part_bytes[part] - within);
 			within += bytes;
 			done += bytes;
-			if (done == item->kept_bytes)
+			if (done == item_bytes)
 				piece.flags |= TND_ITEM_F_LAST;
-			rc = emit(cutter, &piece);
+			rc = emit_piece(cutter, &piece);
 			if (rc < 0)
 				return rc;
 		}
@@ -146,38 +118,76 @@ static int cut_run(struct cutter *cutter, const struct tnd_plan_item *item)
 	return 0;
 }
 
-int tnd__pieces_cut(struct tnd_plan *plan, struct tnd_plan_item **ret_whole, size_t *ret_count,
-		    struct tnd_error *reterr)
+static int cut_item(struct cutter *cutter, const struct tnd_plan_item *item)
 {
-	struct cutter cutter = {.plan = plan, .limit = plan->choice.slab_bytes};
-	bool any = false;
+	uint64_t row_kept = item->kept_bytes / item->row_count, done = 0;
 	int rc = 0;
 
-	if (!cutter.limit)
-		cutter.limit = TND__MAX(tnd__round_down(plan->choice.budget_bytes / 4, TND__MIB(1)),
-					TND__MIB(1));
-	for (size_t i = 0; i < plan->item_count && !any; i++)
-		any = tnd__plan_beyond(plan, &plan->items[i]);
-	if (!any)
-		return 0;
+	while (done < item->row_count && rc == 0) {
+		struct tnd_plan_item piece = *item;
+		uint64_t rows = 0;
+
+		piece.file_offset += done * item->row_bytes;
+		piece.piece_offset = done * row_kept;
+		if (item->row_count > 1)
+			rows = rows_that_fit(cutter, &piece, row_kept, item->row_count - done);
+		if (!rows) {
+			piece.row_count = 1;
+			piece.flags &= ~TND_ITEM_F_ROWS;
+			rc = cut_row(cutter, &piece, done * row_kept, item->kept_bytes);
+			done++;
+			continue;
+		}
+		done += rows;
+		piece.flags |= TND_ITEM_F_PIECE;
+		if (done == item->row_count)
+			piece.flags |= TND_ITEM_F_LAST;
+		rc = emit_piece(cutter, &piece);
+	}
+	return rc;
+}
+
+/*
+ * Without slabs there is no other measure: at most a quarter of the budget, as `cut_above` is below
+ * twice the room that there is.
+ */
+static uint64_t piece_limit(const struct tnd_plan *plan, uint64_t cut_above)
+{
+	return plan->choice.slab_bytes ? plan->choice.slab_bytes
+				       : TND__MAX(cut_above / 8, TND__MIB(1));
+}
+
+void tnd__pieces_count(const struct tnd_plan *plan, const struct tnd_plan_item *item,
+		       uint64_t cut_above, struct tnd__pieces_sum *ret_sum)
+{
+	struct cutter cutter = {
+		.plan = plan, .limit = piece_limit(plan, cut_above), .counts = true};
+
+	/* Counting allocates nothing and cannot fail. */
+	(void)cut_item(&cutter, item);
+	*ret_sum = cutter.sum;
+}
+
+int tnd__pieces_cut(struct tnd_plan *plan, uint64_t cut_above)
+{
+	struct cutter cutter = {.plan = plan, .limit = piece_limit(plan, cut_above)};
+	int rc = 0;
+
 	for (size_t i = 0; i < plan->item_count && rc == 0; i++) {
 		const struct tnd_plan_item *item = &plan->items[i];
 
-		if (!tnd__plan_beyond(plan, item))
-			rc = emit(&cutter, item);
-		else if (item->row_count > 1)
-			rc = cut_rows(&cutter, item, reterr);
+		if (item->flags & TND_ITEM_F_OVERSIZED && plan->slabs[item->slab].bytes > cut_above)
+			rc = cut_item(&cutter, item);
 		else
-			rc = cut_run(&cutter, item);
+			rc = emit(&cutter, item);
 	}
 	if (rc < 0) {
 		free(cutter.items);
 		return rc;
 	}
-	*ret_whole = plan->items;
-	*ret_count = plan->item_count;
+	free(plan->items);
 	plan->items = cutter.items;
 	plan->item_count = cutter.count;
 	plan->item_capacity = cutter.capacity;
-	return 1;
+	return 0;
 }

@@ -1,113 +1,128 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_budget.c - what a plan costs, and the slab size with which it fits
+ * plan_budget.c - what a plan costs
  *
  *   fixed   = metadata (checkpoint's tables, this plan) + bounce buffers + page cache in flight
- *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused;
- *             the capacity is raised to that of the largest buffer if the budget has room for two
- *   least   = fixed + the most that is alive at once, each view released before the next is taken
+ *   slab    : charged the plan's slab capacity, whatever it uses, so that buffers can be reused
+ *   needed  = fixed + the most that is alive at once, each view released before the next is taken
  *
- * A default slab size is halved until that fits; a given one is taken as it is.
+ * The reads in flight are a window of a size that the budget suggests; a plan is valid with any
+ * smaller one. So what is least needed counts the smallest window, which does not depend on the
+ * budget: where a budget is enough, every larger one is.
+ *
+ * Metadata is counted by what is used of the arrays, not by what was allocated while slab sizes
+ * were tried: tnd__plan_fit() gives the rest back.
  */
-#include <errno.h>
-#include <inttypes.h>
-#include <stdlib.h>
-
 #include "plan_internal.h"
 
-#define DEFAULT_SLAB_MAX TND__MIB(256)
-#define SLAB_MIN TND__MIB(1)
 #define CHUNK_MIN TND__KIB(64)
 #define CHUNK_MAX TND__MIB(2)
 
-static uint64_t power_below(uint64_t value)
+static uint64_t metadata_bytes(const struct tnd_plan *plan, const struct tnd__plan_need *need)
 {
-	return value ? UINT64_C(1) << (63 - __builtin_clzll(value)) : 0;
-}
+	uint64_t bytes = tnd_checkpoint_memory_bytes(plan->checkpoint) + sizeof(*plan);
 
-static uint64_t own_bytes(const struct tnd_plan *plan)
-{
-	uint64_t bytes = sizeof(*plan);
-
-	bytes += plan->item_capacity * sizeof(*plan->items);
-	bytes += plan->slab_capacity * sizeof(*plan->slabs);
-	bytes += plan->image_capacity * sizeof(*plan->images);
-	bytes += plan->image_first_capacity * sizeof(*plan->image_first);
+	bytes += need->items * sizeof(*plan->items);
+	bytes += need->slabs * sizeof(*plan->slabs);
 	bytes += plan->tensor_count * sizeof(*plan->first_item);
+	if (plan->choice.packing == TND_PACKING_FILE) {
+		bytes += need->images * sizeof(*plan->images);
+		bytes += (need->slabs + 1) * sizeof(*plan->image_first);
+	}
 	return bytes;
 }
 
 /*
- * The I/O window: reads of chunk_bytes, with a block at each end; fewer of everything in a small
- * budget.
+ * The window that a budget suggests: reads of chunk_bytes, with a block at each end; fewer of
+ * everything in a small budget.
  */
-static void fixed_costs(struct tnd_plan *plan)
+static uint64_t set_window(const struct tnd_plan *plan, uint64_t budget,
+			   struct tnd_plan_totals *totals)
 {
-	struct tnd_plan_totals *totals = &plan->totals;
-	uint64_t budget = plan->choice.budget_bytes;
-	uint64_t chunk = power_below(budget / 64), buffers;
+	uint64_t chunk = tnd__power_below(budget / 64), buffers;
 
 	chunk = TND__MAX(TND__MIN(chunk, CHUNK_MAX), CHUNK_MIN);
 	buffers = plan->choice.packing == TND_PACKING_FILE ? 2 : budget >= TND__MIB(64) ? 8 : 4;
 	totals->chunk_bytes = chunk;
 	totals->bounce_bytes = buffers * (chunk + 2 * TND__PAGE);
 	totals->window_bytes = (budget < TND__MIB(16) ? 2 : 4) * chunk;
-	totals->metadata_bytes = tnd_checkpoint_memory_bytes(plan->checkpoint) + own_bytes(plan);
-	totals->fixed_bytes = totals->metadata_bytes + totals->bounce_bytes + totals->window_bytes;
+	return totals->bounce_bytes + totals->window_bytes;
+}
+
+void tnd__plan_fixed(struct tnd_plan *plan, const struct tnd__plan_need *need, bool whole_window)
+{
+	struct tnd_plan_totals *totals = &plan->totals;
+	uint64_t budget = plan->choice.budget_bytes, suggests = budget, window;
+
+	window = set_window(plan, suggests, totals);
+	while (!whole_window && totals->chunk_bytes > CHUNK_MIN &&
+	       need->metadata + window + need->alive > budget) {
+		suggests /= 2;
+		window = set_window(plan, suggests, totals);
+	}
+	totals->metadata_bytes = need->metadata;
+	totals->fixed_bytes = need->metadata + window;
+	totals->needed_budget_bytes = totals->fixed_bytes + need->alive;
 	totals->budget_bytes = budget;
 }
 
 /* The pool's rule: all that fits into the capacity gets a buffer of it. */
-static uint64_t charge_of(const struct tnd_plan *plan, const struct tnd_plan_slab *slab)
+static uint64_t charge_bytes(const struct tnd_plan *plan, uint64_t bytes)
 {
-	return TND__MAX(tnd__round_up(slab->bytes, TND__PAGE), plan->totals.slab_capacity_bytes);
+	return TND__MAX(tnd__round_up(bytes, TND__PAGE), plan->totals.slab_capacity_bytes);
 }
 
-static uint64_t beside(const struct tnd_plan *plan)
+uint64_t tnd__plan_charge(const struct tnd_plan *plan, const struct tnd_plan_slab *slab)
 {
-	return plan->choice.packing == TND_PACKING_NAME ? plan->totals.slab_capacity_bytes : 0;
+	return charge_bytes(plan, slab->bytes);
+}
+
+/* Metadata and the smallest window of the plan uncut. */
+static uint64_t least_fixed(const struct tnd_plan *plan)
+{
+	struct tnd_plan_totals window;
+	const struct tnd__plan_need need = {
+		.items = plan->item_count, .slabs = plan->slab_count, .images = plan->image_count};
+
+	return metadata_bytes(plan, &need) + set_window(plan, 0, &window);
 }
 
 bool tnd__plan_beyond(const struct tnd_plan *plan, const struct tnd_plan_item *item)
 {
+	uint64_t beside =
+		plan->choice.packing == TND_PACKING_NAME ? plan->totals.slab_capacity_bytes : 0;
+
 	if ((item->flags & (TND_ITEM_F_OVERSIZED | TND_ITEM_F_PIECE)) != TND_ITEM_F_OVERSIZED)
 		return false;
-	return plan->totals.fixed_bytes + beside(plan) +
+	return least_fixed(plan) + beside +
 		       tnd__round_up(plan->slabs[item->slab].bytes, TND__PAGE) >
 	       plan->choice.budget_bytes;
 }
 
-static int pack(struct tnd_plan *plan)
+/* Counts what an oversized item comes to, and says what its largest buffer is charged. */
+static uint64_t count_oversized(const struct tnd_plan *plan, const struct tnd_plan_item *item,
+				uint64_t cut_above, struct tnd__plan_need *need)
 {
-	uint64_t largest = 0;
-	int rc;
+	const struct tnd_plan_slab *slab = &plan->slabs[item->slab];
+	struct tnd__pieces_sum whole, sum = {0};
 
-	plan->slab_count = 0;
-	plan->image_count = 0;
-	for (size_t i = 0; i < plan->item_count; i++) {
-		plan->items[i].slab = TND_PLAN_NO_SLAB;
-		plan->items[i].slab_offset = 0;
-		plan->items[i].flags &= ~(TND_ITEM_F_OVERSIZED | TND_ITEM_F_REALIGN);
-	}
-	rc = plan->choice.packing == TND_PACKING_NAME ? tnd__pack_name(plan) : tnd__pack_file(plan);
-	for (size_t i = 0; i < plan->slab_count; i++)
-		if (!(plan->slabs[i].flags & TND_ITEM_F_OVERSIZED))
-			largest = TND__MAX(largest, plan->slabs[i].bytes);
-	plan->totals.slab_capacity_bytes = tnd__round_up(largest, TND__PAGE);
-	fixed_costs(plan);
-	return rc;
+	if ((item->flags & TND_ITEM_F_PIECE) || slab->bytes <= cut_above)
+		return plan->choice.oversize == TND_OVERSIZE_OVERRUN && tnd__plan_beyond(plan, item)
+			       ? 0
+			       : tnd__plan_charge(plan, slab);
+	whole = tnd__pack_alone(plan, item);
+	tnd__pieces_count(plan, item, cut_above, &sum);
+	need->items += sum.pieces - 1;
+	need->slabs += sum.pieces - 1;
+	need->images += sum.images - whole.images;
+	return charge_bytes(plan, sum.largest);
 }
 
-/* The moment when most is alive. */
-struct peak {
-	uint64_t bytes;
-	size_t item;
-	uint64_t slab_bytes, item_bytes;
-};
-
-static struct peak least(const struct tnd_plan *plan)
+struct tnd__plan_need tnd__plan_need(const struct tnd_plan *plan, uint64_t cut_above)
 {
-	struct peak peak = {0};
+	struct tnd__plan_need need = {
+		.items = plan->item_count, .slabs = plan->slab_count, .images = plan->image_count};
+	struct tnd_plan_totals window;
 	size_t open = SIZE_MAX;
 
 	for (size_t i = 0; i < plan->item_count; i++) {
@@ -118,179 +133,19 @@ static struct peak least(const struct tnd_plan *plan)
 			continue;
 		if (open != SIZE_MAX && plan->slabs[open].last_item < i)
 			open = SIZE_MAX;
-		if (!(item->flags & TND_ITEM_F_OVERSIZED))
+		if (item->flags & TND_ITEM_F_OVERSIZED)
+			item_bytes = count_oversized(plan, item, cut_above, &need);
+		else
 			open = item->slab;
-		else if (plan->choice.oversize != TND_OVERSIZE_OVERRUN ||
-			 !tnd__plan_beyond(plan, item))
-			item_bytes = charge_of(plan, &plan->slabs[item->slab]);
 		slab_bytes = open == SIZE_MAX ? 0 : plan->totals.slab_capacity_bytes;
-		if (slab_bytes + item_bytes > peak.bytes)
-			peak = (struct peak){slab_bytes + item_bytes, i, slab_bytes, item_bytes};
+		if (slab_bytes + item_bytes > need.alive) {
+			need.alive = slab_bytes + item_bytes;
+			need.alive_slab = slab_bytes;
+			need.alive_item = item_bytes;
+			need.item = i;
+		}
 	}
-	return peak;
-}
-
-static struct tnd__where where_of(const struct tnd_plan *plan, size_t item)
-{
-	const struct tnd_tensor *tensor = plan->items[item].tensor;
-	const struct tnd_file *files = tnd_checkpoint_files(plan->checkpoint, &(size_t){0});
-
-	return (struct tnd__where){.file = files[tensor->file].name,
-				   .name = tensor->name,
-				   .name_bytes = tensor->name_bytes};
-}
-
-static int too_small(const struct tnd_plan *plan, const struct peak *peak, struct tnd_error *reterr)
-{
-	const struct tnd_plan_totals *totals = &plan->totals;
-	struct tnd__where where = {0};
-
-	if (peak->item_bytes)
-		where = where_of(plan, peak->item);
-	return tnd__fail(reterr, TND_E_BUDGET, &where,
-			 "expected a budget of at least %" PRIu64 " bytes (%" PRIu64
-			 " for tables and reads in flight, %" PRIu64 " for a slab, %" PRIu64
-			 " for a tensor larger than a slab), found %" PRIu64 "; raise the budget%s",
-			 totals->least_budget_bytes, totals->fixed_bytes, peak->slab_bytes,
-			 peak->item_bytes, totals->budget_bytes,
-			 peak->item_bytes   ? " or cut large tensors into pieces"
-			 : peak->slab_bytes ? " or lower the slab size"
-					    : "");
-}
-
-/* A tensor for which no slab size helps. */
-static int refuse_oversized(const struct tnd_plan *plan, struct tnd_error *reterr)
-{
-	uint64_t budget = plan->choice.budget_bytes, fixed = plan->totals.fixed_bytes;
-
-	for (size_t i = 0; i < plan->item_count; i++) {
-		const struct tnd_plan_item *item = &plan->items[i];
-		struct tnd__where where;
-		uint64_t bytes;
-
-		if (!(item->flags & TND_ITEM_F_OVERSIZED) || fixed >= budget)
-			continue;
-		bytes = charge_of(plan, &plan->slabs[item->slab]);
-		if (bytes <= budget - fixed)
-			continue;
-		where = where_of(plan, i);
-		return tnd__fail(reterr, TND_E_OVERSIZE, &where,
-				 "expected at most %" PRIu64 " bytes beside the %" PRIu64
-				 " for tables and reads in flight, found %" PRIu64
-				 " in a budget of %" PRIu64
-				 "; raise the budget, or choose oversize pieces or overrun",
-				 budget - fixed, fixed, item->kept_bytes, budget);
-	}
-	return 0;
-}
-
-/*
- * One size of buffer for all, oversized ones included, where two of it fit: then each is reused for
- * any other, and the load does not pay for fresh memory again and again. Not with a buffer per
- * tensor, whose sizes are far apart.
- */
-static void unify_capacity(struct tnd_plan *plan)
-{
-	uint64_t common = plan->totals.slab_capacity_bytes;
-
-	if (!plan->choice.slab_bytes)
-		return;
-	for (size_t i = 0; i < plan->slab_count; i++)
-		common = TND__MAX(common, tnd__round_up(plan->slabs[i].bytes, TND__PAGE));
-	if (common <= (plan->choice.budget_bytes - plan->totals.fixed_bytes) / 2)
-		plan->totals.slab_capacity_bytes = common;
-}
-
-static void sum_up(struct tnd_plan *plan)
-{
-	struct tnd_plan_totals *totals = &plan->totals;
-	uint64_t charges = totals->fixed_bytes;
-
-	totals->items = plan->item_count;
-	totals->buffers = plan->slab_count;
-	totals->slab_bytes = plan->choice.slab_bytes;
-	totals->slabs = totals->slab_bytes ? plan->slab_count : 0;
-	totals->slab_bytes_max = 0;
-	for (size_t i = 0; i < plan->slab_count; i++) {
-		charges += charge_of(plan, &plan->slabs[i]);
-		totals->slab_bytes_max = TND__MAX(totals->slab_bytes_max, plan->slabs[i].bytes);
-	}
-	totals->peak_bytes = TND__MIN(charges, totals->budget_bytes);
-	for (size_t i = 0; i < plan->item_count; i++)
-		if (tnd__plan_beyond(plan, &plan->items[i]))
-			totals->peak_bytes = TND__MAX(
-				totals->peak_bytes,
-				totals->fixed_bytes +
-					charge_of(plan, &plan->slabs[plan->items[i].slab]));
-	totals->peak_bytes = TND__MAX(totals->peak_bytes, totals->least_budget_bytes);
-}
-
-/* Puts the items back that were cut. */
-static void restore(struct tnd_plan *plan, struct tnd_plan_item *whole, size_t count)
-{
-	if (!whole)
-		return;
-	free(plan->items);
-	plan->items = whole;
-	plan->item_count = count;
-	plan->item_capacity = count;
-}
-
-/*
- * One try with the slab size that is set. Return: 0; TND_E_BUDGET, where a smaller slab may help;
- * other errors. *ret_whole: the items before they were cut, or NULL.
- */
-static int try_slab(struct tnd_plan *plan, struct tnd_plan_item **ret_whole, size_t *ret_count,
-		    struct tnd_error *reterr)
-{
-	struct peak peak;
-	int rc = pack(plan);
-
-	*ret_whole = NULL;
-	if (rc == 0 && plan->choice.oversize == TND_OVERSIZE_REFUSE)
-		rc = refuse_oversized(plan, reterr);
-	if (rc == 0 && plan->choice.oversize == TND_OVERSIZE_PIECES) {
-		rc = tnd__pieces_cut(plan, ret_whole, ret_count, reterr);
-		if (rc > 0)
-			rc = pack(plan);
-	}
-	if (rc < 0)
-		return rc;
-	peak = least(plan);
-	plan->totals.least_budget_bytes = plan->totals.fixed_bytes + peak.bytes;
-	if (plan->totals.least_budget_bytes > plan->choice.budget_bytes)
-		return too_small(plan, &peak, reterr);
-	return 0;
-}
-
-int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
-{
-	struct tnd__plan_choice *choice = &plan->choice;
-	struct tnd_plan_item *whole = NULL;
-	size_t count = 0;
-	int rc;
-
-	if (choice->slab_given && choice->slab_bytes > choice->budget_bytes)
-		return tnd__fail_plain(reterr, TND_E_BUDGET,
-				       "expected a slab size of at most the budget, %" PRIu64
-				       " bytes, found %" PRIu64
-				       "; lower the slab size or raise the budget",
-				       choice->budget_bytes, choice->slab_bytes);
-	if (!choice->slab_given)
-		choice->slab_bytes =
-			TND__MAX(power_below(TND__MIN(DEFAULT_SLAB_MAX, choice->budget_bytes / 4)),
-				 SLAB_MIN);
-	for (;;) {
-		rc = try_slab(plan, &whole, &count, reterr);
-		if (rc != TND_E_BUDGET || choice->slab_given || choice->slab_bytes <= SLAB_MIN)
-			break;
-		restore(plan, whole, count);
-		choice->slab_bytes /= 2;
-	}
-	free(whole);
-	if (rc == 0) {
-		unify_capacity(plan);
-		sum_up(plan);
-	}
-	return rc;
+	need.metadata = metadata_bytes(plan, &need);
+	need.least_fixed = need.metadata + set_window(plan, 0, &window);
+	return need;
 }

@@ -9,7 +9,8 @@
  *   shape.c      ranges -> rows and parts in bytes: an item
  *   pack_name.c, pack_file.c   items -> slabs
  *   pieces.c     items that cannot fit -> pieces
- *   plan_budget.c   fixed costs, least budget
+ *   plan_budget.c   what it costs
+ *   plan_fit.c   slab size and cuts with which it fits
  */
 #ifndef TND_PLAN_INTERNAL_H
 #define TND_PLAN_INTERNAL_H
@@ -197,22 +198,51 @@ int tnd__plan_options(const struct tnd_layout *layout, const struct tnd_plan_opt
 /* -- packing -- */
 int tnd__pack_name(struct tnd_plan *plan);
 int tnd__pack_file(struct tnd_plan *plan);
-/* Bytes of the buffer that item would need alone, without rounding in packing name. */
-uint64_t tnd__pack_alone_bytes(const struct tnd_plan *plan, const struct tnd_plan_item *item);
+
+/* What one item comes to, whole or in pieces. */
+struct tnd__pieces_sum {
+	uint64_t pieces, images;
+	uint64_t largest; /* buffer, without rounding in packing name */
+};
+/* The item in a buffer of its own. */
+struct tnd__pieces_sum tnd__pack_alone(const struct tnd_plan *plan,
+				       const struct tnd_plan_item *item);
 
 /* -- pieces.c -- */
 /*
- * Cuts the oversized items of a packed plan that do not fit. Return: 1 if some were, and the items
- * as they were before (transferred, free()); 0; TND_E_OVERSIZE; -ENOMEM.
+ * Cuts the oversized items of an uncut, packed plan whose buffers are larger than `cut_above`: the
+ * slab size or more, at least 1 MiB. Must be packed again. Return: 0; -ENOMEM.
  */
-int tnd__pieces_cut(struct tnd_plan *plan, struct tnd_plan_item **ret_whole, size_t *ret_count,
-		    struct tnd_error *reterr);
+int tnd__pieces_cut(struct tnd_plan *plan, uint64_t cut_above);
+/* What that would make of one item. */
+void tnd__pieces_count(const struct tnd_plan *plan, const struct tnd_plan_item *item,
+		       uint64_t cut_above, struct tnd__pieces_sum *ret_sum);
 
 /* -- plan_budget.c -- */
-/* Packs, cuts, chooses the slab size, fills totals. */
-int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr);
+struct tnd__plan_need {
+	uint64_t items, slabs, images;
+	uint64_t metadata;
+	uint64_t least_fixed;            /* metadata and the smallest window */
+	uint64_t alive;                  /* most alive at once: */
+	uint64_t alive_slab, alive_item; /* an open slab, and an oversized item's buffer */
+	size_t item;                     /* when */
+};
+/* What a packed plan needs, with all above `cut_above` in pieces; UINT64_MAX: as it is. */
+struct tnd__plan_need tnd__plan_need(const struct tnd_plan *plan, uint64_t cut_above);
+/* Sets the totals of fixed costs: with the window for the budget, or the largest that fits. */
+void tnd__plan_fixed(struct tnd_plan *plan, const struct tnd__plan_need *need, bool whole_window);
+uint64_t tnd__plan_charge(const struct tnd_plan *plan, const struct tnd_plan_slab *slab);
 /* True if the item alone (in packing name beside an open slab) is beyond the budget. */
 bool tnd__plan_beyond(const struct tnd_plan *plan, const struct tnd_plan_item *item);
+
+/* -- plan_fit.c -- */
+/* Packs, cuts, chooses the slab size, fills totals. */
+int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr);
+
+static inline uint64_t tnd__power_below(uint64_t value)
+{
+	return value ? UINT64_C(1) << (63 - __builtin_clzll(value)) : 0;
+}
 
 /* -- for the load -- */
 

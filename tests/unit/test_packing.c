@@ -227,7 +227,8 @@ static void check_slabs(const struct tnd_plan *plan, uint64_t limit)
 	}
 	assert_int_equal(largest, totals.slab_bytes_max);
 	assert_true(totals.least_budget_bytes <= totals.budget_bytes);
-	assert_true(totals.peak_bytes >= totals.least_budget_bytes);
+	assert_true(totals.needed_budget_bytes <= totals.budget_bytes);
+	assert_true(totals.peak_bytes >= totals.needed_budget_bytes);
 	assert_true(totals.fixed_bytes >=
 		    totals.metadata_bytes + totals.bounce_bytes + totals.window_bytes);
 }
