@@ -138,12 +138,17 @@ const struct argp tool_checkpoint_argp = {.options = checkpoint_options,
 
 void tool_parse(const struct argp *argp, int argc, char **argv, void *input)
 {
+	error_t rc;
+
 	/*
 	 * The width of help does not depend on the user's argp settings: it is documented to fit 80
 	 * columns.
 	 */
 	unsetenv("ARGP_HELP_FMT");
-	argp_parse(argp, argc, argv, ARGP_NO_HELP, NULL, input);
+	rc = argp_parse(argp, argc, argv, ARGP_NO_HELP, NULL, input);
+	/* Bad words have ended the program: this is the want of memory for reading them. */
+	if (rc)
+		exit(tool_fail_what(-rc, "reading the command line"));
 }
 
 /* -- values -- */
