@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * base.h - what every layer stands on: error detail, log, time, texts, growable arrays, failpoints
+ * base.h - what every layer stands on: error detail, log, time, page cache, texts, growable arrays,
+ * failpoints
  *
  * Knows nothing of the layers above it.
  */
@@ -77,6 +78,14 @@ void tnd__log(int level, const char *format, ...) __attribute__((format(printf, 
 int64_t tnd__now_ns(void); /* CLOCK_MONOTONIC */
 struct timespec;
 void tnd__ns_to_timespec(int64_t ns, struct timespec *ret_time);
+
+/* -- page cache (cachestat.c) -- */
+
+/*
+ * Bytes in the page cache of the pages that [offset, offset + bytes) touches.
+ * Return: bytes, -errno (Linux before 6.5: -ENOSYS).
+ */
+int64_t tnd__cachestat(int fd, uint64_t offset, uint64_t bytes);
 
 /* -- texts (text.c) -- */
 

@@ -21,7 +21,6 @@
 #include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "parts.h"
@@ -85,16 +84,7 @@ static ssize_t read_all(int fd, void *out, size_t bytes, uint64_t offset)
 /* True if the kernel says that no page of the range is cached. */
 static bool is_cold(int fd, uint64_t offset, uint64_t bytes)
 {
-	/* Layouts and number of Linux 6.5, for C libraries that do not know them. */
-	struct {
-		uint64_t off, len;
-	} range = {offset, bytes};
-	struct {
-		uint64_t cached, dirty, writeback, evicted, recently_evicted;
-	} stat = {1, 0, 0, 0, 0};
-	const long number = 451;
-
-	return syscall(number, fd, &range, &stat, 0) == 0 && stat.cached == 0;
+	return tnd__cachestat(fd, offset, bytes) == 0;
 }
 
 static int refuse(const char *name, int code, struct tnd_error *error, const char *what)
