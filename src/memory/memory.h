@@ -6,7 +6,7 @@
  *   slab.c, lease.c      the pool, its mappings and who holds them
  *   escape.c             the report of leases that are still out
  *   map.c, huge.c        mappings, where their pages go, how many of them are huge
- *   host.c, meminfo.c, cgroup.c    what the machine has, what it allows
+ *   host.c, meminfo.c, limits.c    what the machine has, what it allows
  *   memlog.c             the record of a phase
  *
  * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a

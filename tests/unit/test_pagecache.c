@@ -113,6 +113,23 @@ static void test_quota_odd(void **state)
 	assert_int_equal(quota("ns"), 2);
 }
 
+/* Of several mounts the one that shows most of our path, escaped; levels that are not there. */
+static void test_quota_mounts(void **state)
+{
+	(void)state;
+	put("many/proc/self/cgroup", "0::/pod/..app/gone\n");
+	put("many/proc/self/mountinfo",
+	    "30 22 0:26 /other /mnt/a rw - cgroup2 cgroup2 rw\n"
+	    "31 22 0:26 /po /mnt/b rw - cgroup2 cgroup2 rw\n"
+	    "32 22 0:26 / /mnt/with\\040space rw - cgroup2 cgroup2 rw\n");
+	put("many/mnt/a/cpu.max", "100000 100000\n");
+	put("many/mnt/b/cpu.max", "100000 100000\n");
+	put("many/mnt/with space/cpu.max", "900000 100000\n");
+	assert_int_equal(quota("many"), 9);
+	put("many/mnt/with space/pod/..app/cpu.max", "500000 100000\n");
+	assert_int_equal(quota("many"), 5);
+}
+
 static void test_cachestat_and_drop(void **state)
 {
 	unsigned char bytes[10000] = {1};
@@ -242,9 +259,13 @@ static void test_doctor_sees_refusals(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_quota_v2),  cmocka_unit_test(test_quota_v1),
-		cmocka_unit_test(test_quota_odd), cmocka_unit_test(test_cachestat_and_drop),
-		cmocka_unit_test(test_doctor),    cmocka_unit_test(test_doctor_sees_refusals),
+		cmocka_unit_test(test_quota_v2),
+		cmocka_unit_test(test_quota_v1),
+		cmocka_unit_test(test_quota_odd),
+		cmocka_unit_test(test_quota_mounts),
+		cmocka_unit_test(test_cachestat_and_drop),
+		cmocka_unit_test(test_doctor),
+		cmocka_unit_test(test_doctor_sees_refusals),
 	};
 
 	return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

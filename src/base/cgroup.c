@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cgroup.c - what the cgroups above us leave
+ * cgroup.c - finds the cgroups above us
  *
  *   /proc/self/cgroup      "4:memory:/a/b" (v1), "0::/a/b" (v2)      which cgroup we are in
  *   /proc/self/mountinfo   root "/a", mount point /sys/fs/cgroup/..  where the hierarchy can be
@@ -9,86 +9,29 @@
  *   directory of ours = mount point + (path without root), then each parent up to the mount point
  *
  * In a container the path can name what the mount does not show, or the mount can show only our own
- * part as its root. A directory that is not there is skipped, so the walk then begins at the
- * nearest parent that is, at the latest the mount point.
+ * part as its root. The directories are then not there and what reads them passes over them, so
+ * that the walk in effect begins at the nearest parent that is there, at the latest the mount
+ * point.
  *
- * A level leaves limit - usage + file cache that can be reclaimed. In v1 a group may be bound by a
- * parent that the mount does not show: hierarchical_memory_limit knows. Both hierarchies are looked
- * at; the memory controller is in one of them, the other has no files.
+ * Both hierarchies are walked; the controller is in one of them, the other has no files of it.
  */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "host_internal.h"
+#include "base.h"
+#include "cgroup.h"
 
 #define PATH_BYTES 4096
 
 struct hierarchy {
+	const char *controller;
 	bool v1, mounted;
 	char path[PATH_BYTES];  /* of our cgroup, as /proc/self/cgroup says */
 	char root[PATH_BYTES];  /* of the mount within the hierarchy */
 	char mount[PATH_BYTES]; /* where it is mounted */
 };
-
-static uint64_t read_number(const char *root, const char *directory, const char *name)
-{
-	char path[PATH_BYTES * 2 + 64], text[64], *end;
-	unsigned long long number;
-
-	snprintf(path, sizeof(path), "%s%s/%s", root, directory, name);
-	if (tnd__read_small(path, text, sizeof(text)) <= 0 || text[0] < '0' || text[0] > '9')
-		return TND_HOST_UNKNOWN; /* absent, or "max" */
-	number = strtoull(text, &end, 10);
-	/* v1 writes "no limit" as the largest number of whole pages. */
-	return number >= INT64_MAX - 65536 ? TND_HOST_UNKNOWN : number;
-}
-
-/* Adds what is known. */
-static uint64_t line_or_zero(const char *text, const char *key)
-{
-	uint64_t number = tnd__line_number(text, key);
-
-	return number == TND_HOST_UNKNOWN ? 0 : number;
-}
-
-/* One level of the hierarchy; `first`: our own. */
-static void apply_level(const char *root, const struct hierarchy *hierarchy, const char *directory,
-			bool *first, struct tnd_host_memory *memory)
-{
-	char path[PATH_BYTES * 2 + 64], stat[16384];
-	bool v1 = hierarchy->v1;
-	uint64_t usage, limit, cache, left, inherited;
-
-	usage = read_number(root, directory, v1 ? "memory.usage_in_bytes" : "memory.current");
-	if (usage == TND_HOST_UNKNOWN)
-		return;
-	limit = read_number(root, directory, v1 ? "memory.limit_in_bytes" : "memory.max");
-	if (!v1) {
-		uint64_t high = read_number(root, directory, "memory.high");
-
-		limit = TND__MIN(limit, high);
-	}
-	snprintf(path, sizeof(path), "%s%s/memory.stat", root, directory);
-	if (tnd__read_small(path, stat, sizeof(stat)) < 0)
-		stat[0] = '\0';
-	if (v1 && *first) {
-		inherited = tnd__line_number(stat, "hierarchical_memory_limit");
-		limit = TND__MIN(limit, inherited);
-	}
-	*first = false;
-	if (limit >= INT64_MAX - 65536)
-		return;
-	cache = line_or_zero(stat, v1 ? "total_inactive_file" : "inactive_file") +
-		line_or_zero(stat, v1 ? "total_active_file" : "active_file");
-	left = limit + cache > usage ? TND__MIN(limit, limit + cache - usage) : 0;
-	memory->cgroup_limit = TND__MIN(memory->cgroup_limit, limit);
-	/* Of two that leave the same the outer one is to blame. */
-	if (left <= memory->available) {
-		memory->available = left;
-		tnd__printable(directory, strlen(directory), memory->limited_by,
-			       sizeof(memory->limited_by));
-	}
-}
 
 /* `path` below `root`, or "" if it is not. */
 static const char *below(const char *path, const char *root)
@@ -102,23 +45,33 @@ static const char *below(const char *path, const char *root)
 	return path[root_bytes] == '/' ? path + root_bytes : "";
 }
 
-static void apply_hierarchy(const char *root, const struct hierarchy *hierarchy,
-			    struct tnd_host_memory *memory)
+/* Whether `path` has a component "..". */
+static bool climbs(const char *path)
+{
+	for (const char *at = strstr(path, "/.."); at; at = strstr(at + 3, "/.."))
+		if (at[3] == '/' || at[3] == '\0')
+			return true;
+	return false;
+}
+
+static void walk_hierarchy(const char *root, const struct hierarchy *hierarchy,
+			   void (*fn)(const struct tnd__cgroup *cgroup, void *arg), void *arg)
 {
 	char directory[PATH_BYTES * 2];
 	const char *rest = below(hierarchy->path, hierarchy->root);
 	size_t mount_bytes = strlen(hierarchy->mount);
-	bool first = true;
+	struct tnd__cgroup cgroup = {root, directory, hierarchy->v1};
 
 	/* A cgroup namespace shows what is above its root as "/..": not below any mount. */
-	if (strstr(rest, "/.."))
+	if (climbs(rest))
 		rest = "";
 	snprintf(directory, sizeof(directory), "%s%s", hierarchy->mount, rest);
 	while (strlen(directory) > mount_bytes) {
-		apply_level(root, hierarchy, directory, &first, memory);
+		fn(&cgroup, arg);
 		*strrchr(directory, '/') = '\0';
 	}
-	apply_level(root, hierarchy, hierarchy->mount, &first, memory);
+	cgroup.directory = hierarchy->mount;
+	fn(&cgroup, arg);
 }
 
 /* mountinfo writes space, tab, newline and backslash as \ooo. */
@@ -168,7 +121,7 @@ static void try_mount(char *line, struct hierarchy *hierarchy)
 	if (strcmp(type, hierarchy->v1 ? "cgroup" : "cgroup2") != 0 || !after)
 		return;
 	strsep(&after, " ");
-	if (hierarchy->v1 && (!after || !listed(after, "memory")))
+	if (hierarchy->v1 && (!after || !listed(after, hierarchy->controller)))
 		return;
 	for (size_t i = 0; i < 6; i++) {
 		fields[i] = strsep(&rest, " ");
@@ -192,7 +145,7 @@ static void try_membership(char *line, struct hierarchy *hierarchy)
 
 	if (!controllers || !rest || *rest != '/')
 		return;
-	if (hierarchy->v1 ? !listed(controllers, "memory")
+	if (hierarchy->v1 ? !listed(controllers, hierarchy->controller)
 			  : strcmp(number, "0") != 0 || *controllers)
 		return;
 	snprintf(hierarchy->path, sizeof(hierarchy->path), "%s", rest);
@@ -218,17 +171,30 @@ static void each_line(const char *root, const char *name, struct hierarchy *hier
 		fclose(file);
 }
 
-void tnd__cgroups_apply(const char *root, struct tnd_host_memory *memory)
+void tnd__cgroups_walk(const char *root, const char *controller,
+		       void (*fn)(const struct tnd__cgroup *cgroup, void *arg), void *arg)
 {
 	struct hierarchy hierarchy;
 
 	for (int v1 = 0; v1 < 2; v1++) {
 		memset(&hierarchy, 0, sizeof(hierarchy));
+		hierarchy.controller = controller;
 		hierarchy.v1 = v1;
 		strcpy(hierarchy.path, "/");
 		each_line(root, "/proc/self/cgroup", &hierarchy, try_membership);
 		each_line(root, "/proc/self/mountinfo", &hierarchy, try_mount);
 		if (hierarchy.mounted)
-			apply_hierarchy(root, &hierarchy, memory);
+			walk_hierarchy(root, &hierarchy, fn, arg);
 	}
+}
+
+ssize_t tnd__cgroup_read(const struct tnd__cgroup *cgroup, const char *name, char *out,
+			 size_t out_bytes)
+{
+	char path[PATH_BYTES * 2 + 64];
+	int bytes = snprintf(path, sizeof(path), "%s%s/%s", cgroup->root, cgroup->directory, name);
+
+	if (bytes < 0 || (size_t)bytes >= sizeof(path))
+		return -ENAMETOOLONG;
+	return tnd__read_small(path, out, out_bytes);
 }
