@@ -13,6 +13,7 @@
 #include "tool.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +92,8 @@ static size_t step_of(const char *text, size_t *ret_columns)
 {
 	mbstate_t state = {0};
 	wchar_t point = 0;
-	size_t step = mbrtowc(&point, text, strlen(text), &state);
+	/* Not further than a character reaches: a name can be megabytes long. */
+	size_t step = mbrtowc(&point, text, strnlen(text, MB_LEN_MAX), &state);
 	int columns;
 
 	if (step == 0 || step == (size_t)-1 || step == (size_t)-2) {
