@@ -153,7 +153,7 @@ static json_t *file_json(const struct tnd_file *file, bool *failed)
 {
 	json_t *object = json_object();
 
-	tool_json_set(object, "name", json_string(file->name), failed);
+	tool_json_set(object, "name", tool_json_name(file->name), failed);
 	tool_json_set(object, "bytes", tool_json_u64(file->bytes), failed);
 	tool_json_set(object, "header_bytes", tool_json_u64(file->header_bytes), failed);
 	tool_json_set(object, "tensors", tool_json_u64(file->tensor_count), failed);
@@ -168,7 +168,7 @@ static json_t *tensor_json(const struct tnd_tensor *tensor, const char *file, bo
 	for (uint32_t d = 0; d < tensor->dim_count; d++)
 		tool_json_append(shape, tool_json_u64(tensor->shape[d]), failed);
 	tool_json_set(object, "name", json_stringn(tensor->name, tensor->name_bytes), failed);
-	tool_json_set(object, "file", json_string(file), failed);
+	tool_json_set(object, "file", tool_json_name(file), failed);
 	tool_json_set(object, "dtype", json_string(tnd_dtype_name(tensor->dtype)), failed);
 	tool_json_set(object, "shape", shape, failed);
 	tool_json_set(object, "bytes", tool_json_u64(tensor->bytes), failed);

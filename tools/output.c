@@ -35,6 +35,19 @@ json_t *tool_json_u64(uint64_t value)
 	return value <= INT64_MAX ? json_integer((json_int_t)value) : json_real((double)value);
 }
 
+json_t *tool_json_name(const char *name)
+{
+	json_t *value = json_string(name);
+	char *text;
+
+	if (value)
+		return value;
+	text = tool_printable(name, strlen(name));
+	value = text ? json_string(text) : NULL;
+	free(text);
+	return value;
+}
+
 json_t *tool_json_document(const char *schema)
 {
 	json_t *document = json_object();

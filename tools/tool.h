@@ -122,6 +122,8 @@ void tool_json_set(json_t *object, const char *key, json_t *value, bool *failed)
 void tool_json_append(json_t *array, json_t *value, bool *failed);
 /* jansson holds signed 64-bit integers; larger values become reals. */
 json_t *tool_json_u64(uint64_t value);
+/* A file's name, which need not be UTF-8: as it is, or made printable. Return: NULL: no memory. */
+json_t *tool_json_name(const char *name);
 /* Object with the document's schema. */
 json_t *tool_json_document(const char *schema);
 /*

@@ -66,6 +66,26 @@ class Inspect(Command):
         found = self.run_json("inspect", path)
         self.assertEqual({t["name"] for t in found["tensors"]}, set(names))
 
+    def test_long_name(self):
+        # Looking at the rest of the name for each of its characters took 8 s for a name of 1 MB, and more than a minute for 4.
+        path = self.path("long.safetensors")
+        stfile.write_file(path, [("n" * (4 << 20), "F32", [2])])
+        for command in (["inspect"], ["plan", "--tensors"], ["load"]):
+            out, _ = self.run_tundish(*command, path, timeout=30)
+            self.assert_narrow(out)
+
+    def test_file_name_not_utf8(self):
+        folder = os.fsencode(self.path("bytes"))
+        os.mkdir(folder)
+        stfile.write_file(folder + b"/\xff.safetensors", [("w", "F32", [2])])
+        found = self.run_json("inspect", os.fsdecode(folder))
+        self.assertEqual(found["files"][0]["name"], "\\xff.safetensors")
+        self.assertEqual(found["tensors"][0]["file"], "\\xff.safetensors")
+        self.assertEqual(self.run_json("plan", os.fsdecode(folder), "--tensors")["ranks"][0]["layout"][0]["file"],
+                         "\\xff.safetensors")
+        self.assertTrue(self.run_json("verify", os.fsdecode(folder))["ok"])
+        self.assertTrue(self.run_json("load", os.fsdecode(folder))["ok"])
+
     def test_huge_dimensions(self):
         path = self.path("dims.safetensors")
         stfile.write_file(path, [("w", "F32", [0, 1 << 63, 2]), ("v", "U8", [1] * 100)])

@@ -41,8 +41,9 @@ class Command(unittest.TestCase):
     def run_tundish(self, *arguments, status=0, env=None, **options):
         """Runs to the end; the exit status is checked. Returns (stdout, stderr)."""
         options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("timeout", DEADLINE)
         done = subprocess.run([TUNDISH, *arguments], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-                              timeout=DEADLINE, env=environment(**(env or {})), cwd=self.folder, **options)
+                              env=environment(**(env or {})), cwd=self.folder, **options)
         self.assertEqual(done.returncode, status, f"{arguments}\n{done.stdout}\n{done.stderr}")
         return done.stdout, done.stderr
 
