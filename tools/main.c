@@ -86,6 +86,8 @@ int main(int argc, char **argv)
 	tool_output_init();
 	/* A reader that goes away is an error of write(), with a sentence and status 5. */
 	signal(SIGPIPE, SIG_IGN);
+	/* So is a file that grows to the process's limit. */
+	signal(SIGXFSZ, SIG_IGN);
 	/* Names are UTF-8 whatever the user's locale is; numbers keep their point. */
 	setlocale(LC_CTYPE, "C.UTF-8");
 	return tool_output_finish(dispatch(argc, argv));

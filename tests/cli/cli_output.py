@@ -4,6 +4,7 @@
 
 import os
 import pty
+import resource
 import subprocess
 
 from command import TUNDISH, Command, environment
@@ -21,6 +22,15 @@ class Output(Command):
             with open("/dev/full", "w") as full:
                 _, err = self.run_tundish(*self.arguments(command), status=5, stdout=full)
             self.assertIn("standard output: No space left on device", err)
+
+    def test_file_size_limit(self):
+        # A file that grows to the limit of the process ended it by a signal, without a word.
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        for option in ("--checksum", "--report", "--trace"):
+            path = self.path("limited")
+            _, err = self.run_tundish("load", self.moe, option, path, status=5, preexec_fn=limit)
+            self.assertIn("File too large", err)
+            self.assertEqual([name for name in os.listdir(self.folder) if name.startswith("limited")], [])
 
     def test_closed(self):
         for command in COMMANDS:
