@@ -65,7 +65,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	} else if (error.code != rc || strncmp(error.message, "fuzz: ", 6) != 0) {
 		fuzz_fail("a refusal without its sentence: %d", rc);
 	}
-	rc = tnd__config_parse((const char *)data, bytes, "fuzz", &config, &warnings);
+	text = malloc(bytes ? bytes : 1);
+	if (!text)
+		return 0;
+	memcpy(text, data, bytes);
+	rc = tnd__config_parse(text, bytes, "fuzz", &config, &warnings);
+	free(text);
 	if (rc == 0 && (config.expert_count == 0 || config.draft_expert_count == 0))
 		fuzz_fail("a stack of no experts");
 	tnd__sentences_free(&warnings);

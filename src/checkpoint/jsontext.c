@@ -341,6 +341,9 @@ static int skip_scalar(struct tnd__json *json)
 	if (tnd__json_word(json, "null") || tnd__json_word(json, "true") ||
 	    tnd__json_word(json, "false"))
 		return 0;
+	if (json->lenient && (tnd__json_word(json, "NaN") || tnd__json_word(json, "Infinity") ||
+			      tnd__json_word(json, "-Infinity")))
+		return 0;
 	return skip_number(json);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * jsontext.h - a cursor over the JSON text of a safetensors header or index
+ * jsontext.h - a cursor over the JSON text of a safetensors header, an index or config.json
  *
  * Strict JSON (RFC 8259): UTF-8 is validated, escapes are decoded in place over their own source (a
  * decoded string is never longer), numbers are exact unsigned 64-bit integers, nothing recurses.
@@ -20,6 +20,7 @@ struct tnd__json {
 	const char *file;
 	const char *whole; /* what the text is, for messages: "the header" */
 	int code;          /* of refusals: TND_E_FORMAT, TND_E_INDEX */
+	bool lenient;      /* skips NaN, Infinity and -Infinity as Python writes them */
 	const char *name;  /* tensor that is being read, or NULL */
 	size_t name_bytes;
 	struct tnd_error *error; /* nullable */

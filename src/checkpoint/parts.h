@@ -80,9 +80,12 @@ struct tnd__config {
 };
 void tnd__config_init(struct tnd__config *config);
 
-/* Adds what it cannot use to `warnings`. Return: 0, -ENOMEM. */
-int tnd__config_parse(const char *text, size_t bytes, const char *name,
-		      struct tnd__config *ret_config, struct tnd__sentences *warnings);
+/*
+ * Adds what it cannot use to `warnings`. `text`: borrowed for the call, its strings are overwritten
+ * with what their escapes mean. Return: 0, -ENOMEM.
+ */
+int tnd__config_parse(char *text, size_t bytes, const char *name, struct tnd__config *ret_config,
+		      struct tnd__sentences *warnings);
 
 /*
  * The same from `folder`/config.json; a file that is not there is no warning, one that cannot be
