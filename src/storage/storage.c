@@ -100,7 +100,7 @@ static void *worker(void *arg)
 {
 	struct tnd__storage *storage = arg;
 	struct tnd__read *read;
-	char name[16] = "tnd-io";
+	char name[24] = "tnd-io";
 
 	pthread_mutex_lock(&storage->lock);
 	for (uint32_t i = 0; i < storage->thread_count; i++)
