@@ -11,6 +11,10 @@
  * themselves (load_rank.c). They keep --deadline themselves too; those that have not answered
  * GRACE_NS after it hang, are named as the error and killed.
  *
+ * The page cache of the files is looked at before the first rank and brought back after the last,
+ * whatever the outcome: a rank alone takes for warm what another has just brought in, and one that
+ * was killed leaves what it was reading.
+ *
  * Signals arrive through a signalfd and are blocked meanwhile; what arrives after the last rank is
  * gone takes its usual course when the mask is restored.
  */
@@ -395,9 +399,32 @@ static int start_all(struct load_node *node, int signals)
 	return 0;
 }
 
+/* NULL: not wanted, or memory is short; each rank still sees to what it has read itself. */
+static struct tnd_cache_snapshot *snapshot(const struct load_node *node)
+{
+	struct tnd_cache_snapshot *taken = NULL;
+	const struct tnd_file *files;
+	size_t count;
+	int *fds;
+
+	if (node->command->load.flags & TND_LOAD_F_KEEP_CACHE)
+		return NULL;
+	files = tnd_checkpoint_files(node->checkpoint, &count);
+	fds = calloc(count + 1, sizeof(*fds));
+	if (!fds)
+		return NULL;
+	for (size_t i = 0; i < count; i++)
+		fds[i] = files[i].fd;
+	if (tnd_cache_snapshot_create(fds, count, &taken) < 0)
+		taken = NULL;
+	free(fds);
+	return taken;
+}
+
 int load_node_run(struct load_node *node)
 {
 	struct pollfd *polled = calloc(node->count + 1, sizeof(*polled));
+	struct tnd_cache_snapshot *cache;
 	sigset_t ours, before;
 	int signals, code = -ENOMEM;
 
@@ -415,11 +442,15 @@ int load_node_run(struct load_node *node)
 	code = signals < 0 ? -errno : 0;
 	if (code != 0)
 		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
+	cache = snapshot(node);
 	node->start_ns = tool_now_ns();
 	if (code == 0)
 		code = start_all(node, signals);
 	listen_to_all(node, signals, polled);
 	node->seconds = (double)(tool_now_ns() - node->start_ns) / 1e9;
+	if (cache)
+		tnd_cache_snapshot_restore(cache);
+	tnd_cache_snapshot_close(cache);
 	load_progress_rest(node);
 	load_progress_clear(node);
 	if (signals >= 0)
