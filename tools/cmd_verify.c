@@ -5,8 +5,8 @@
  *
  * Deep reading shows what a disk cannot give back, and compares files that are named by their
  * SHA-256 (the blobs that a snapshot links to) with that name. It leaves the page cache as it was:
- * a piece that was not cached before it was read is dropped behind the read; where the kernel
- * cannot say (cachestat is missing), each piece is dropped.
+ * blocks of which no page was cached are dropped behind the read; where the kernel cannot say
+ * (cachestat is missing), nothing is dropped.
  */
 #include "tool.h"
 
@@ -20,15 +20,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define CHUNK ((size_t)4 << 20)
 #define DIGEST_BYTES 32
-
-#ifndef SYS_cachestat
-#define SYS_cachestat 451
-#endif
 
 enum { KEY_DEEP = TOOL_KEY, KEY_JSON };
 
@@ -148,21 +143,6 @@ static void show_progress(struct verify *verify, const char *name)
 	fflush(stderr);
 }
 
-/* Were most pages of this range not cached before we read it? Unknown counts as yes. */
-static bool was_cold(int fd, uint64_t offset, uint64_t bytes)
-{
-	struct {
-		uint64_t offset, bytes;
-	} range = {offset, bytes};
-	struct {
-		uint64_t cached, dirty, writeback, evicted, recently_evicted;
-	} found = {0};
-
-	if (syscall(SYS_cachestat, fd, &range, &found, 0) != 0)
-		return true;
-	return found.cached * 2 * (uint64_t)sysconf(_SC_PAGESIZE) < bytes;
-}
-
 /* 64 lower-case hexadecimal digits at the end of `path`: the digest in `digest`. */
 static bool digest_in_name(const char *path, unsigned char *digest)
 {
@@ -180,14 +160,13 @@ static bool digest_in_name(const char *path, unsigned char *digest)
 	return true;
 }
 
-/* Reads all of `fd` through `hash` (nullable). Return: 0, -errno, TND_E_CANCELLED. */
-static int read_all(struct verify *verify, int fd, const char *name, EVP_MD_CTX *hash)
+/* Return: 0, -errno, TND_E_CANCELLED. */
+static int read_pieces(struct verify *verify, int fd, const char *name, EVP_MD_CTX *hash,
+		       const struct tnd_cache_snapshot *cache)
 {
 	uint64_t offset = 0;
 
-	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 	for (;;) {
-		bool cold = was_cold(fd, offset, CHUNK);
 		ssize_t got = pread(fd, verify->buffer, CHUNK, (off_t)offset);
 
 		if (interrupted)
@@ -198,14 +177,28 @@ static int read_all(struct verify *verify, int fd, const char *name, EVP_MD_CTX 
 			return -errno;
 		if (got == 0)
 			return 0;
-		if (cold)
-			posix_fadvise(fd, (off_t)offset, got, POSIX_FADV_DONTNEED);
+		tnd_cache_snapshot_restore_range(cache, 0, offset, (uint64_t)got);
 		if (hash && EVP_DigestUpdate(hash, verify->buffer, (size_t)got) != 1)
 			return -ENOMEM;
 		offset += (uint64_t)got;
 		verify->done_bytes += (uint64_t)got;
 		show_progress(verify, name);
 	}
+}
+
+/* Reads all of `fd` through `hash` (nullable). Return: 0, -errno, TND_E_CANCELLED. */
+static int read_all(struct verify *verify, int fd, const char *name, EVP_MD_CTX *hash)
+{
+	struct tnd_cache_snapshot *cache;
+	int code = tnd_cache_snapshot_create(&fd, 1, &cache);
+
+	if (code < 0)
+		return code;
+	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+	code = read_pieces(verify, fd, name, hash, cache);
+	tnd_cache_snapshot_restore(cache);
+	tnd_cache_snapshot_close(cache);
+	return code;
 }
 
 static int read_and_compare(struct verify *verify, int fd, const char *name,
