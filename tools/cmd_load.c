@@ -288,9 +288,15 @@ static int write_report(const struct load_node *node)
 	int code = document ? tool_file_open(&file, path) : -ENOMEM;
 
 	if (code == 0) {
-		json_dumpf(document, file.stream, JSON_INDENT(2));
+		int failed = json_dumpf(document, file.stream, JSON_INDENT(2));
+
 		putc('\n', file.stream);
-		code = tool_file_commit(&file);
+		if (failed && !ferror(file.stream)) {
+			tool_file_abort(&file);
+			code = -ENOMEM;
+		} else {
+			code = tool_file_commit(&file);
+		}
 	}
 	json_decref(document);
 	return code == 0 ? TOOL_OK : tool_fail_what(code, path);
