@@ -292,6 +292,16 @@ static int open_load(struct child *child, const struct load_node *node, struct t
 	return 0;
 }
 
+static int fail_share(const struct child *child, int code, const char *path,
+		      struct tnd_error *error)
+{
+	snprintf(error->message, sizeof(error->message),
+		 "%s: expected to write the lines of rank %u, found: %s; make room or raise the "
+		 "limit on a file's size (ulimit -f)",
+		 path, child->rank->rank, tnd_strerror(code));
+	return code;
+}
+
 static int run(struct child *child, const struct load_node *node, struct tnd_error *error)
 {
 	struct tnd_error end_error = {0};
@@ -305,11 +315,14 @@ static int run(struct child *child, const struct load_node *node, struct tnd_err
 		code = end_code;
 		*error = end_error;
 	}
-	if (code == 0 && child->sums)
+	if (code == 0 && child->sums) {
 		code = load_sums_write(child->sums, child->sum_count, child->rank->rank,
 				       child->rank->checksum_fd);
+		if (code != 0)
+			fail_share(child, code, child->command->checksum_path, error);
+	}
 	if (child->trace && fclose(child->trace) != 0 && code == 0)
-		code = -errno;
+		code = fail_share(child, -errno, child->command->trace_path, error);
 	return code;
 }
 

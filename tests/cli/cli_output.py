@@ -29,6 +29,7 @@ class Output(Command):
         for option in ("--checksum", "--report", "--trace"):
             path = self.path("limited")
             _, err = self.run_tundish("load", self.moe, option, path, status=5, preexec_fn=limit)
+            self.assertIn(f"{path}: ", err)
             self.assertIn("File too large", err)
             self.assertEqual([name for name in os.listdir(self.folder) if name.startswith("limited")], [])
 
