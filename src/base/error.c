@@ -21,6 +21,11 @@ const char *tnd_strerror(int code)
 	}
 	if (code >= 0)
 		return "success";
+	/* Met where files are opened, all over; what to do is always the same. */
+	if (code == -EMFILE)
+		return "Too many open files; raise the process's limit (ulimit -n)";
+	if (code == -ENFILE)
+		return "Too many open files in system; raise fs.file-max";
 	if (code > TND_E_INVALID)
 		return strerror_r(-code, text, sizeof(text));
 	snprintf(text, sizeof(text), "unknown error %d", code);

@@ -232,8 +232,8 @@ static int fail_order(const struct check *check, size_t index, const struct tnd_
 
 	if (!last)
 		return tnd__fail(check->error, TND_E_OFFSETS, &where,
-				 "the first tensor's data must begin at 0 and begin at %llu "
-				 "(at byte %llu)",
+				 "expected the data of the first tensor to begin at 0, found %llu "
+				 "(at byte %llu); write the file again without a gap",
 				 begin, byte);
 	tnd__printable(last->name, last->name_bytes, name, sizeof(name));
 	if (begin > end)

@@ -3,6 +3,7 @@
 # that hides the next one. Expectations come from how the files were written.
 
 import os
+import resource
 import shutil
 
 import stfile
@@ -85,6 +86,14 @@ class Inspect(Command):
                          "\\xff.safetensors")
         self.assertTrue(self.run_json("verify", os.fsdecode(folder))["ok"])
         self.assertTrue(self.run_json("load", os.fsdecode(folder))["ok"])
+
+    def test_too_few_descriptors(self):
+        path = self.path("files")
+        stfile.write_checkpoint(path, [[(f"t{i}", "F32", [1])] for i in range(30)])
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+        for command in ("inspect", "plan", "load"):
+            _, err = self.run_tundish(command, path, status=5, preexec_fn=limit)
+            self.assertRegex(err, r"model-000\d\d-of-00030.safetensors: cannot open: Too many open files; .*ulimit -n")
 
     def test_huge_dimensions(self):
         path = self.path("dims.safetensors")

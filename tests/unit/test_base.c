@@ -180,6 +180,7 @@ static void test_error(void **state)
 	assert_string_equal(tnd_error_name(3), "UNKNOWN");
 	assert_string_equal(tnd_strerror(TND_E_DTYPE), "unknown dtype");
 	assert_string_equal(tnd_strerror(-ENOENT), strerror(ENOENT));
+	assert_non_null(strstr(tnd_strerror(-EMFILE), "ulimit -n"));
 	assert_non_null(tnd_strerror(-99999));
 	assert_string_equal(tnd_strerror(0), "success");
 }

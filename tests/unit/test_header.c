@@ -44,7 +44,7 @@ static const struct row rows[] = {
 	{"{\"__metadata__\":{}}", 0, 0, {0}, 0, 0},
 	{"{\"__metadata__\":null}", 0, 0, {0}, 0, 0},
 	{"{}", 0, 0, {0}, 0, 0},
-	{ONE("F32", "[1]", "[4,8]"), 8, TND_E_OFFSETS, {"'w'", "begin at 0", "begin at 4"}, 0, 0},
+	{ONE("F32", "[1]", "[4,8]"), 8, TND_E_OFFSETS, {"'w'", "to begin at 0, found 4"}, 0, 0},
 	{ONE("F32", "[1]", "[0,4]"), 12, TND_E_TRAILING, {"8 trailing", "expected 4", "found 12"}, 0, 0},
 	{ONE("F32", "[1]", "[0,4]"), 12, 0, {0}, 0, TND_CHECKPOINT_F_ALLOW_TRAILING},
 	{ONE("F32", "[1]", "[0,4]"), 1, TND_E_TRUNCATED, {"expected 4", "found 1", "3 are missing"}, 0, 0},
