@@ -225,7 +225,10 @@ TND_API const struct tnd_plan_slab *tnd_plan_slabs(const struct tnd_plan *plan, 
 TND_API size_t tnd_plan_images(const struct tnd_plan *plan, size_t slab,
 			       const struct tnd_plan_image **ret_images);
 
-/* Sentences: dimensions that do not divide, expert counts that disagree. Return: how many. */
+/*
+ * Sentences: dimensions that do not divide, expert counts that disagree, patterns of names and skip
+ * that match no tensor. Return: how many.
+ */
 TND_API size_t tnd_plan_warnings(const struct tnd_plan *plan, const char *const **ret_warnings);
 
 /*

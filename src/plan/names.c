@@ -295,16 +295,21 @@ static uint32_t find_partner(struct tnd__slicer *slicer, const struct tnd_checkp
 
 /* -- names asked for, names skipped -- */
 
+struct pattern {
+	const char *text;
+	bool used; /* it matched a tensor */
+};
+
 struct filter {
-	const char **literals; /* sorted */
+	struct pattern *literals; /* sorted */
 	size_t literal_count;
-	const char **globs;
+	struct pattern *globs;
 	size_t glob_count;
 };
 
-static int compare_texts(const void *a, const void *b)
+static int compare_patterns(const void *a, const void *b)
 {
-	return strcmp(*(const char *const *)a, *(const char *const *)b);
+	return strcmp(((const struct pattern *)a)->text, ((const struct pattern *)b)->text);
 }
 
 /* Thousands of plain names are looked up by halving; only true patterns are matched one by one. */
@@ -319,11 +324,11 @@ static int filter_init(struct filter *filter, const char *const *patterns, size_
 		return -ENOMEM;
 	for (size_t i = 0; i < count; i++) {
 		if (patterns[i][strcspn(patterns[i], "*?[\\")])
-			filter->globs[filter->glob_count++] = patterns[i];
+			filter->globs[filter->glob_count++].text = patterns[i];
 		else
-			filter->literals[filter->literal_count++] = patterns[i];
+			filter->literals[filter->literal_count++].text = patterns[i];
 	}
-	qsort(filter->literals, filter->literal_count, sizeof(*filter->literals), compare_texts);
+	qsort(filter->literals, filter->literal_count, sizeof(*filter->literals), compare_patterns);
 	return 0;
 }
 
@@ -333,19 +338,70 @@ static void filter_fini(struct filter *filter)
 	free(filter->globs);
 }
 
+/* The first of equal literals; the others count as used with it. */
+static struct pattern *find_literal(const struct filter *filter, const char *name)
+{
+	const struct pattern wanted = {.text = name};
+	struct pattern *found;
+
+	if (!filter->literal_count)
+		return NULL;
+	found = bsearch(&wanted, filter->literals, filter->literal_count, sizeof(*filter->literals),
+			compare_patterns);
+	while (found && found > filter->literals && compare_patterns(found - 1, found) == 0)
+		found--;
+	return found;
+}
+
 static bool filter_matches(const struct filter *filter, const struct tnd_tensor *tensor)
 {
 	const char *name = tensor->name;
-
 	/* strlen: a name with a NUL inside is no plain text, and is only matched by "*". */
-	if (filter->literal_count && strlen(name) == tensor->name_bytes &&
-	    bsearch(&name, filter->literals, filter->literal_count, sizeof(*filter->literals),
-		    compare_texts))
-		return true;
-	for (size_t i = 0; i < filter->glob_count; i++)
-		if (tnd__glob(filter->globs[i], name, tensor->name_bytes))
-			return true;
-	return false;
+	struct pattern *literal =
+		strlen(name) == tensor->name_bytes ? find_literal(filter, name) : NULL;
+	bool matches = literal != NULL;
+
+	if (literal)
+		literal->used = true;
+	/* One that has not matched yet is asked although another matches: is it of any use? */
+	for (size_t i = 0; i < filter->glob_count; i++) {
+		struct pattern *glob = &filter->globs[i];
+
+		if ((matches && glob->used) || !tnd__glob(glob->text, name, tensor->name_bytes))
+			continue;
+		glob->used = matches = true;
+	}
+	return matches;
+}
+
+static int warn_of_pattern(struct tnd__sentences *warnings, const char *what,
+			   const struct pattern *pattern)
+{
+	char shown[256];
+
+	if (tnd__failpoint("plan.alloc") < 0)
+		return -ENOMEM;
+	return tnd__sentences_add(
+		warnings, "%s: no tensor's name matches '%s'", what,
+		tnd__printable(pattern->text, strlen(pattern->text), shown, sizeof(shown)));
+}
+
+/* A pattern that matches nothing is mostly a misspelling. */
+static int filter_warnings(const struct filter *filter, const char *what,
+			   struct tnd__sentences *warnings)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < filter->glob_count && rc == 0; i++)
+		if (!filter->globs[i].used)
+			rc = warn_of_pattern(warnings, what, &filter->globs[i]);
+	for (size_t i = 0; i < filter->literal_count && rc == 0; i++) {
+		const struct pattern *literal = &filter->literals[i];
+
+		if (!literal->used && (i == 0 || compare_patterns(literal - 1, literal) != 0))
+			rc = warn_of_pattern(warnings, what, literal);
+	}
+	return rc;
 }
 
 struct asked {
@@ -359,13 +415,16 @@ struct asked {
 static bool left_out(const struct asked *asked, const struct tnd_tensor *tensor)
 {
 	const struct tnd_plan_opts *opts = asked->opts;
+	/* Both are asked, also where one decides: which patterns match is of interest. */
+	bool skipped = filter_matches(&asked->skip, tensor);
+	bool named = filter_matches(&asked->names, tensor);
 
 	if (asked->default_skip &&
 	    memmem(tensor->name, tensor->name_bytes, DEFAULT_SKIP, sizeof(DEFAULT_SKIP) - 1))
 		return true;
-	if (filter_matches(&asked->skip, tensor))
+	if (skipped)
 		return true;
-	if (!(opts->flags & TND_PLAN_F_NAMES) || filter_matches(&asked->names, tensor))
+	if (!(opts->flags & TND_PLAN_F_NAMES) || named)
 		return false;
 	return !opts->want || !opts->want(opts->want_arg, tensor->name, tensor->name_bytes);
 }
@@ -407,7 +466,7 @@ static void classify_all(struct tnd__slicer *slicer, const struct tnd_checkpoint
 }
 
 int tnd__names_classify(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
-			const struct tnd_plan_opts *opts)
+			const struct tnd_plan_opts *opts, struct tnd__sentences *warnings)
 {
 	struct asked asked = {.opts = opts};
 	int rc;
@@ -422,8 +481,12 @@ int tnd__names_classify(struct tnd__slicer *slicer, const struct tnd_checkpoint 
 	rc = filter_init(&asked.skip, opts->skip, opts->skip_count);
 	if (rc == 0)
 		rc = filter_init(&asked.names, opts->names, opts->name_count);
-	if (rc == 0)
+	if (rc == 0) {
 		classify_all(slicer, checkpoint, &asked);
+		rc = filter_warnings(&asked.skip, "skip", warnings);
+	}
+	if (rc == 0)
+		rc = filter_warnings(&asked.names, "names", warnings);
 	filter_fini(&asked.skip);
 	filter_fini(&asked.names);
 	return rc;

@@ -140,7 +140,7 @@ static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct 
 	if (rc == 0)
 		rc = tnd__user_rules_parse(opts->rules, opts->rules_name, &slicer->rules, reterr);
 	if (rc == 0)
-		rc = tnd__names_classify(slicer, plan->checkpoint, opts);
+		rc = tnd__names_classify(slicer, plan->checkpoint, opts, &plan->warnings);
 	if (rc == 0)
 		rc = tnd__experts_check(slicer, plan->checkpoint, opts->expert_count != 0,
 					&plan->warnings, reterr);

@@ -160,8 +160,9 @@ void *tnd__plan_alloc(size_t count, size_t bytes);
 int tnd__plan_reserve(void *array_pointer, size_t *capacity, size_t need, size_t element_bytes);
 
 /* -- names.c -- */
+/* Warns of each pattern of the options that no name matches. Return: 0, -ENOMEM. */
 int tnd__names_classify(struct tnd__slicer *slicer, const struct tnd_checkpoint *checkpoint,
-			const struct tnd_plan_opts *opts);
+			const struct tnd_plan_opts *opts, struct tnd__sentences *warnings);
 
 /* -- rules.c -- */
 /* Ranges of tensor `index` for this rank. Return: why it is whole, or NONE. */

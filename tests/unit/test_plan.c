@@ -326,6 +326,40 @@ static int want_layer_3(void *arg, const char *name, size_t name_bytes)
 	return strncmp(name, "layers.3.", 9) == 0;
 }
 
+/* A misspelt pattern would leave a plan empty, or whole, without a word. */
+static void patterns_without_a_match(void **state)
+{
+	static const char *const names[] = {"a",    "a", "no.such",  "no.such",
+					    "[ab]", "*", "nothing.*"};
+	static const char *const skip[] = {"b", "x?", "\xff*"};
+	struct shapes *own = shapes_folder();
+	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, 0, 0);
+	const char *const *warnings;
+	struct tnd_checkpoint *opened;
+	struct tnd_plan *plan;
+
+	(void)state;
+	shapes_begin(own, "m.safetensors");
+	shapes_add(own, "U8", "1", "a");
+	shapes_add(own, "U8", "1", "b");
+	opened = open_one(own);
+	opts.flags = TND_PLAN_F_NAMES;
+	opts.names = names;
+	opts.name_count = sizeof(names) / sizeof(*names);
+	opts.skip = skip;
+	opts.skip_count = sizeof(skip) / sizeof(*skip);
+	plan = planning_make(opened, NULL, &opts);
+	assert_int_equal(tnd_plan_warnings(plan, &warnings), 4);
+	assert_string_equal(warnings[0], "skip: no tensor's name matches 'x?'");
+	assert_string_equal(warnings[1], "skip: no tensor's name matches '\\xff*'");
+	assert_string_equal(warnings[2], "names: no tensor's name matches 'nothing.*'");
+	assert_string_equal(warnings[3], "names: no tensor's name matches 'no.such'");
+	assert_int_equal(planning_totals(plan).tensors, 1);
+	tnd_plan_close(plan);
+	tnd_checkpoint_close(opened);
+	shapes_remove(own);
+}
+
 static uint64_t tensors_with(const struct tnd_plan_opts *opts)
 {
 	struct tnd_plan *plan = planning_make(large, NULL, opts);
@@ -810,6 +844,7 @@ int main(void)
 		cmocka_unit_test(linear_remainder),
 		cmocka_unit_test(scales_and_draft),
 		cmocka_unit_test(expert_counts),
+		cmocka_unit_test(patterns_without_a_match),
 		cmocka_unit_test(names_before_the_plan),
 		cmocka_unit_test(phases),
 		cmocka_unit_test(layouts_and_options),
