@@ -171,19 +171,19 @@ struct tnd_plan_totals {
 	/* What every buffer of up to this size is charged; larger ones their own size. */
 	uint64_t slab_capacity_bytes;
 	uint64_t budget_bytes;
-	uint64_t fixed_bytes;        /* metadata and I/O window: charged from open to close */
-	uint64_t metadata_bytes;     /* headers, tables and this plan */
-	uint64_t chunk_bytes;        /* largest single read */
-	uint64_t bounce_bytes;       /* all bounce buffers: part of fixed_bytes */
-	uint64_t window_bytes;       /* page cache that may be in flight: part of fixed_bytes */
-	uint64_t peak_bytes;         /* predicted most charged at once */
+	uint64_t fixed_bytes;    /* metadata and I/O window: charged from open to close */
+	uint64_t metadata_bytes; /* headers, tables and this plan */
+	uint64_t chunk_bytes;    /* largest single read */
+	uint64_t bounce_bytes;   /* all bounce buffers: part of fixed_bytes */
+	uint64_t window_bytes;   /* page cache that may be in flight: part of fixed_bytes */
+	uint64_t peak_bytes;     /* predicted most charged at once */
 	/*
 	 * Least budget with this slab size, each view released before the next is taken: with a
 	 * given slab size it is enough and one byte less is refused. A smaller budget than it is
 	 * given smaller default slabs.
 	 */
 	uint64_t least_budget_bytes;
-	uint64_t run_min_bytes;      /* what 0 became */
+	uint64_t run_min_bytes; /* what 0 became */
 	uint64_t shards_opened;
 	uint64_t shards_skipped;
 	/*

@@ -114,7 +114,8 @@ static void look(struct tnd_plan *plan, struct search *search)
 			take(&search->best, plan, cut_above);
 		if (need.least_fixed + need.alive <= budget)
 			take(&search->small_window, plan, cut_above);
-		if (next < floor)
+		/* More pieces take more tables: nothing below can need less than was found. */
+		if (next < floor || need.least_fixed >= least)
 			break;
 		cut_above = next;
 		next /= 2;
