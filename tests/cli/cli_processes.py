@@ -160,16 +160,16 @@ class Processes(Command):
 
     def hang(self, *which):
         # The others answer at the deadline. It ends soon after it, and names those that did not answer and no other.
-        begin = time.monotonic()
         with self.start("--deadline", "1.5", "--json") as load:
             ranks = self.running(load)
             for rank in which:
                 os.kill(ranks[rank], signal.SIGSTOP)
             status, out, err = load.finish()
-            self.assertLess(time.monotonic() - begin, 2.3)
         self.assertEqual(status, 7, err)
         self.assert_gone(ranks)
-        error = json.loads(out)["error"]
+        found = json.loads(out)
+        self.assertLess(found["seconds"], 2)  # of the ranks: reading 65,536 names before them takes time too
+        error = found["error"]
         self.assertEqual((error["code"], error["rank"]), ("TND_E_DEADLINE", which[0]))
         self.assertIn("deadline of 1.5 s", error["message"])
         self.assertEqual([rank for rank in range(RANKS) if f"{rank} (process {ranks[rank]})" in error["message"]],
