@@ -41,7 +41,7 @@ struct tnd_lease;
 struct tnd_slab_pool_opts {
 	uint32_t struct_bytes;
 	uint32_t flags;      /* TND_SLAB_POOL_F_* */
-	int32_t numa;        /* a node, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE */
+	int32_t numa;        /* a node with memory, TND_NUMA_AUTO or TND_NUMA_INTERLEAVE */
 	uint32_t numa_given; /* non-zero: `numa` counts; else TND_NUMA_AUTO */
 	struct tnd_budget
 		*budget;     /* nullable: not charged; referenced until the last slab is gone */

@@ -34,15 +34,14 @@ static int check_opts(const struct tnd_load_opts *opts, struct tnd_error *reterr
 				       "tnd_load_opts: expected struct_bytes %zu, found %u",
 				       sizeof(*opts), opts->struct_bytes);
 	if (opts->flags & ~known || opts->reserved || opts->engine > TND_ENGINE_THREADS ||
-	    opts->direct > TND_DIRECT_OFF || opts->on_full > TND_ON_FULL_COPY ||
-	    (opts->numa_given && opts->numa < TND_NUMA_INTERLEAVE))
+	    opts->direct > TND_DIRECT_OFF || opts->on_full > TND_ON_FULL_COPY)
 		return tnd__fail_plain(reterr, TND_E_INVALID,
 				       "tnd_load_opts: expected values of <tundish/load.h>, found "
-				       "flags 0x%x, engine %u, direct %u, on_full %u, numa %d, "
+				       "flags 0x%x, engine %u, direct %u, on_full %u, "
 				       "reserved %u",
 				       opts->flags, opts->engine, opts->direct, opts->on_full,
-				       opts->numa, opts->reserved);
-	return 0;
+				       opts->reserved);
+	return opts->numa_given ? tnd__numa_check(opts->numa, reterr) : 0;
 }
 
 static void take_plan(struct tnd_load *load, struct tnd_plan *plan)

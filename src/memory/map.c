@@ -13,6 +13,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -65,23 +66,48 @@ static void *map_aligned(uint64_t bytes, int protection)
 	return (char *)data + (aligned - start);
 }
 
-/* Memory of all nodes that have some, as a mask. */
-static bool nodes_with_memory(unsigned char *bits)
-{
-	char text[1024];
+#define NODES_TEXT_BYTES 1024
 
-	return tnd__read_small("/sys/devices/system/node/has_memory", text, sizeof(text)) > 0 &&
-	       tnd__list_parse(text, bits, TND__NODES_MAX) == 0;
+/* Nodes that have memory, as a list and a mask. A kernel without NUMA has node 0. */
+static bool nodes_with_memory(char *text, unsigned char *bits)
+{
+	ssize_t bytes =
+		tnd__read_small("/sys/devices/system/node/has_memory", text, NODES_TEXT_BYTES);
+
+	if (bytes == -ENOENT)
+		bytes = snprintf(text, NODES_TEXT_BYTES, "0");
+	if (bytes <= 0)
+		return false;
+	text[strcspn(text, "\n")] = '\0';
+	return tnd__list_parse(text, bits, TND__NODES_MAX) == 0;
+}
+
+int tnd__numa_check(int32_t numa, struct tnd_error *reterr)
+{
+	unsigned char bits[TND__NODES_MAX / 8] = {0};
+	char text[NODES_TEXT_BYTES] = "unknown";
+
+	if (numa == TND_NUMA_AUTO || numa == TND_NUMA_INTERLEAVE)
+		return 0;
+	if (!nodes_with_memory(text, bits)) /* nobody can say: the kernel then decides */
+		memset(bits, 0xff, sizeof(bits));
+	if (numa >= 0 && numa < TND__NODES_MAX && bits[numa / 8] >> (numa % 8) & 1)
+		return 0;
+	return tnd__fail_plain(reterr, TND_E_INVALID,
+			       "expected a NUMA node that has memory (%s), found node %d; give one "
+			       "of those, \"auto\" or \"interleave\"",
+			       text, numa);
 }
 
 static void place(void *data, uint64_t bytes, int numa)
 {
 	unsigned char bits[TND__NODES_MAX / 8] = {0};
 	unsigned long mask[TND__NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+	char text[NODES_TEXT_BYTES];
 	int mode = MPOL_INTERLEAVE_;
 
 	if (numa == TND_NUMA_INTERLEAVE) {
-		if (!nodes_with_memory(bits))
+		if (!nodes_with_memory(text, bits))
 			return;
 	} else if (numa >= 0 && numa < TND__NODES_MAX) {
 		mode = MPOL_BIND_;

@@ -97,6 +97,14 @@ int tnd__lease_acquire_sized(struct tnd_slab *slab, const char *name, size_t nam
 void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
 #endif
 
+/* -- where pages go (map.c) -- */
+
+/*
+ * Whether `numa` is TND_NUMA_* or a node that has memory; the sentence names those that there are.
+ * Return: 0, TND_E_INVALID.
+ */
+int tnd__numa_check(int32_t numa, struct tnd_error *reterr);
+
 /* -- memory that leaves with a tensor (map.c) -- */
 
 /*

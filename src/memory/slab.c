@@ -123,7 +123,7 @@ int tnd_slab_pool_create(const struct tnd_slab_pool_opts *opts, struct tnd_slab_
 		return TND_E_INVALID;
 	if (opts->numa_given)
 		numa = opts->numa;
-	if (numa < TND_NUMA_INTERLEAVE || opts->slab_bytes > UINT64_MAX / 4)
+	if (tnd__numa_check(numa, NULL) < 0 || opts->slab_bytes > UINT64_MAX / 4)
 		return TND_E_INVALID;
 	pool = tnd__mem_alloc(sizeof(*pool));
 	if (!pool)

@@ -16,6 +16,7 @@
 
 #include <tundish/slab.h>
 
+#include "memory/memory.h"
 #include "storage/engine.h"
 
 #define STACK_BYTES TND__KIB(256)
@@ -183,8 +184,11 @@ static void numa_text(int32_t numa, char *out, size_t out_bytes)
 
 static int placement(struct tnd__storage *storage, struct tnd_error *reterr)
 {
-	int rc = tnd__cpus_choose(storage->opts.cpus, storage->opts.numa, storage->cpu_bits);
+	int rc = tnd__numa_check(storage->opts.numa, reterr);
 
+	if (rc < 0)
+		return rc;
+	rc = tnd__cpus_choose(storage->opts.cpus, storage->opts.numa, storage->cpu_bits);
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc,
 				       "processors '%s': expected a list such as \"0-3,8\" with at "

@@ -106,3 +106,9 @@ class Usage(Command):
     def test_library_refuses_an_option(self):
         _, err = self.run_tundish("load", self.moe, "--cpus", "melt", status=2)
         self.assertIn("melt", err)
+
+    def test_numa_node_that_is_not_there(self):
+        for node in ("999", "1023"):
+            _, err = self.run_tundish("load", self.moe, "--budget", "64M", "--numa", node, status=2)
+            self.assertIn(f"found node {node}; give", err)
+        self.run_tundish("load", self.moe, "--budget", "64M", "--numa", "interleave")

@@ -316,7 +316,7 @@ static void test_file_size_limit(void **state)
 
 static void test_numa(void **state)
 {
-	static const int32_t nodes[] = {TND_NUMA_AUTO, TND_NUMA_INTERLEAVE, 0, 900, 1 << 20};
+	static const int32_t nodes[] = {TND_NUMA_AUTO, TND_NUMA_INTERLEAVE, 0};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
@@ -331,6 +331,25 @@ static void test_numa(void **state)
 		tnd_slab_release(slab);
 		tnd_slab_pool_close(pool);
 	}
+}
+
+/* Memory that is asked for on a node that is not there would come from anywhere, unnoticed. */
+static void test_numa_refused(void **state)
+{
+	static const int32_t nodes[] = {-3, 900, 1023, 1024, 1 << 20, INT32_MIN, INT32_MAX};
+	struct tnd_error error = {0};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
+		struct tnd_slab_pool_opts opts = {
+			.struct_bytes = sizeof(opts), .numa = nodes[i], .numa_given = 1};
+		struct tnd_slab_pool *pool = NULL;
+
+		assert_int_equal(tnd_slab_pool_create(&opts, &pool), TND_E_INVALID);
+		assert_null(pool);
+		assert_int_equal(tnd__numa_check(nodes[i], &error), TND_E_INVALID);
+	}
+	assert_non_null(strstr(error.message, "found node 2147483647; give"));
 }
 
 static void test_own_mapping(void **state)
@@ -665,6 +684,7 @@ int main(void)
 		cmocka_unit_test(test_shared),
 		cmocka_unit_test(test_file_size_limit),
 		cmocka_unit_test(test_numa),
+		cmocka_unit_test(test_numa_refused),
 		cmocka_unit_test(test_own_mapping),
 		cmocka_unit_test(test_view_outlives_pool),
 		cmocka_unit_test(test_nothing_overwritten),

@@ -583,6 +583,10 @@ static void test_create_fails_cleanly(void **state)
 	opts.cpus = "0,x";
 	assert_int_equal(tnd__storage_create(&opts, &storage, &error), TND_E_INVALID);
 	assert_non_null(strstr(error.message, "0,x"));
+	opts.cpus = NULL;
+	opts.numa = 999;
+	assert_int_equal(tnd__storage_create(&opts, &storage, &error), TND_E_INVALID);
+	assert_non_null(strstr(error.message, "found node 999; give"));
 	assert_entries("task", threads);
 	assert_entries("fd", fds);
 }
