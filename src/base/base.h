@@ -8,6 +8,7 @@
 #ifndef TND_BASE_H
 #define TND_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -124,6 +125,11 @@ void tnd__text_add(struct tnd__text *text, const char *format, ...)
 /* Takes the text over. Return: NUL-terminated, to be freed, or NULL if memory ran out. */
 char *tnd__text_take(struct tnd__text *text);
 void tnd__text_free(struct tnd__text *text);
+
+/* -- threads (thread.c) -- */
+
+/* A thread of the library: all signals blocked, a small stack. Return: 0, -errno. */
+int tnd__thread_create(void *(*run)(void *), void *arg, pthread_t *ret_thread);
 
 /* -- arrays (array.c) -- */
 

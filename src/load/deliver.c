@@ -221,6 +221,24 @@ static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item, con
 	return 0;
 }
 
+/* Memory for a tensor, made ahead by the feeder or now, as the gathering place. */
+static int take_own(struct tnd_load *load, const struct tnd_plan_item *item)
+{
+	struct tnd__own *own = load->owns ? &load->owns[item - load->items] : NULL;
+	int rc;
+
+	if (own && own->memory) {
+		load->gather = own->memory;
+		load->gather_map_bytes = own->map_bytes;
+		own->memory = NULL;
+		return 0;
+	}
+	rc = tnd__own_make(item->slice_bytes, &load->gather, &load->gather_map_bytes);
+	if (rc == 0)
+		tnd_load_consumer_bytes(load, (int64_t)item->slice_bytes);
+	return rc;
+}
+
 /*
  * Own delivery: pieces of one tensor come together in one memory, the caller's or a fresh mapping;
  * the last one makes the view.
@@ -235,13 +253,9 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, c
 		load->gather =
 			load->opts.place ? load->opts.place(load->opts.place_arg, item) : NULL;
 		load->gather_placed = load->gather != NULL;
-		rc = load->gather ? 0
-				  : tnd__own_make(item->slice_bytes, &load->gather,
-						  &load->gather_map_bytes);
+		rc = load->gather ? 0 : take_own(load, item);
 		if (rc < 0)
 			return rc;
-		if (!load->gather_placed)
-			tnd_load_consumer_bytes(load, (int64_t)item->slice_bytes);
 	}
 	memcpy((char *)load->gather + item->piece_offset, data, item->kept_bytes);
 	if (!(view->flags & TND_VIEW_F_LAST))

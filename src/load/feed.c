@@ -299,6 +299,30 @@ static struct tnd__buffer *buffer_create(struct tnd_load *load, size_t index, st
 	return buffer;
 }
 
+/*
+ * Own delivery into memory that we make: already while the slab is read, so that it is touched by the time it is copied into. What this reads
+ * ahead is the consumer's memory, as much of it as slabs are in use.
+ */
+static int make_owns(struct tnd_load *load, size_t slab)
+{
+	const struct tnd_plan_slab *place = &load->slabs[slab];
+
+	for (size_t i = place->first_item; load->owns && i <= place->last_item; i++) {
+		const struct tnd_plan_item *item = &load->items[i];
+		int rc;
+
+		if (item->slab != slab || item->piece_offset)
+			continue;
+		rc = tnd__own_make(item->slice_bytes, &load->owns[i].memory,
+				   &load->owns[i].map_bytes);
+		if (rc < 0)
+			return rc;
+		tnd_load_consumer_bytes(load, (int64_t)item->slice_bytes);
+		tnd__toucher_add(load->toucher, load->owns[i].memory, item->slice_bytes);
+	}
+	return 0;
+}
+
 /* One buffer of the plan on its way. Return: 0; < 0 once the load has failed or was cancelled. */
 static int feed_slab(struct tnd_load *load, size_t index)
 {
@@ -318,13 +342,15 @@ static int feed_slab(struct tnd_load *load, size_t index)
 		tnd_slab_release(slab);
 		rc = -ENOMEM;
 	} else {
-		rc = tnd__batch_create(load, index, buffer, &batch);
+		rc = make_owns(load, index);
+		if (rc == 0)
+			rc = tnd__batch_create(load, index, buffer, &batch);
 	}
 	if (rc < 0) {
 		tnd__load_fail(
 			load, rc,
 			&(struct tnd__where){.file = load->files[load->slabs[index].file].name},
-			"out of memory for the list of reads");
+			"out of memory for a tensor or its list of reads");
 		return rc;
 	}
 	tnd__batch_submit(batch);

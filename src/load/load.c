@@ -69,6 +69,12 @@ static int make_tables(struct tnd_load *load)
 	if (!load->flow || !load->states || !load->buffers || !load->load_files ||
 	    (load->opts.cpus && !load->cpus) || tnd__failpoint("load.alloc"))
 		return -ENOMEM;
+	if ((load->opts.flags & TND_LOAD_F_OWN) && !load->opts.place) {
+		load->owns = calloc(load->item_count + 1, sizeof(*load->owns));
+		load->toucher = tnd__toucher_create();
+		if (!load->owns || !load->toucher)
+			return -ENOMEM;
+	}
 	for (size_t i = 0; i < load->item_count; i++)
 		atomic_init(&load->states[i], load->items[i].slab == TND_PLAN_NO_SLAB
 						      ? TND__ITEM_READY
@@ -169,11 +175,11 @@ static int start(struct tnd_load *load, struct tnd_error *reterr)
 	if ((rc = take_budget(load, reterr)) < 0 || (rc = make_pool(load, reterr)) < 0 ||
 	    (rc = make_storage(load, reterr)) < 0)
 		return rc;
-	rc = -tnd__failpoint("load.thread");
-	rc = rc ? rc : pthread_create(&load->feeder, NULL, tnd__feed, load);
-	if (rc)
-		return tnd__fail_plain(reterr, -rc, "the feeder thread could not be started: %s",
-				       tnd_strerror(-rc));
+	rc = tnd__failpoint("load.thread");
+	rc = rc < 0 ? rc : tnd__thread_create(tnd__feed, load, &load->feeder);
+	if (rc < 0)
+		return tnd__fail_plain(reterr, rc, "the feeder thread could not be started: %s",
+				       tnd_strerror(rc));
 	load->feeder_started = true;
 	return 0;
 }
@@ -189,6 +195,8 @@ static void refund_fixed(struct tnd_load *load)
 /* Threads are gone, or were never there: everything else of the load that open made. */
 static void free_load(struct tnd_load *load)
 {
+	tnd__toucher_close(load->toucher);
+	free(load->owns);
 	free(load->load_files);
 	free(load->buffers);
 	free(load->states);
@@ -256,6 +264,8 @@ static void stop_threads(struct tnd_load *load)
 	if (load->feeder_started)
 		pthread_join(load->feeder, NULL);
 	load->feeder_started = false;
+	tnd__toucher_close(load->toucher);
+	load->toucher = NULL;
 	/* Sources may be closed once every read is done. */
 	pthread_mutex_lock(&flow->lock);
 	while (flow->in_flight)
@@ -272,6 +282,12 @@ static void drop_undelivered(struct tnd_load *load)
 		load->buffers[i] = NULL;
 		if (buffer)
 			tnd__buffer_finish(buffer);
+	}
+	for (size_t i = 0; load->owns && i < load->item_count; i++) {
+		if (!load->owns[i].memory)
+			continue;
+		tnd_own_free(load->owns[i].memory, load->owns[i].map_bytes);
+		tnd_load_consumer_bytes(load, -(int64_t)load->items[i].slice_bytes);
 	}
 	if (load->gather && !load->gather_placed)
 		tnd_own_free(load->gather, load->gather_map_bytes);

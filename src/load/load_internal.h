@@ -124,6 +124,12 @@ struct tnd__load_file {
 	int64_t cached_last;
 };
 
+/* Own delivery: memory made for a tensor before it is there. */
+struct tnd__own {
+	void *memory;
+	uint64_t map_bytes;
+};
+
 struct tnd_load {
 	struct tnd_plan *plan;
 	struct tnd_checkpoint *checkpoint;
@@ -148,6 +154,8 @@ struct tnd_load {
 	_Atomic uint32_t *states;     /* one an item */
 	struct tnd__buffer **buffers; /* one a slab of the plan, NULL outside its life; flow lock */
 	struct tnd__load_file *load_files;
+	struct tnd__own *owns; /* one an item, or NULL; the feeder's until the item is READY */
+	struct tnd__toucher *toucher;
 
 	pthread_t feeder;
 	bool feeder_started;
@@ -201,6 +209,13 @@ void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *wh
 void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error);
 /* The first error, if any, copied out. Return: its code, or 0. */
 int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
+
+/* touch.c */
+struct tnd__toucher;
+/* NULL: out of memory. Without threads (none could be had) it does nothing. */
+struct tnd__toucher *tnd__toucher_create(void);
+void tnd__toucher_add(struct tnd__toucher *toucher, void *memory, uint64_t bytes);
+void tnd__toucher_close(struct tnd__toucher *toucher);
 
 /* extents.c */
 int tnd__batch_create(struct tnd_load *load, size_t slab, struct tnd__buffer *buffer,

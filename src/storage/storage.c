@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,6 @@
 #include "memory/memory.h"
 #include "storage/engine.h"
 
-#define STACK_BYTES TND__KIB(256)
 /*
  * Reads of 2 MiB. With idle processors 16 are enough; with busy ones the ring's thread runs late,
  * and only what is queued beyond that keeps the disk going (bench/read).
@@ -79,22 +77,9 @@ void tnd__thread_settle(const struct tnd__storage *storage, const char *name)
 
 int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread)
 {
-	sigset_t all, before;
-	pthread_attr_t attr;
 	int rc = tnd__failpoint("storage.thread");
 
-	if (rc < 0)
-		return rc;
-	rc = -pthread_attr_init(&attr);
-	if (rc < 0)
-		return rc;
-	pthread_attr_setstacksize(&attr, STACK_BYTES);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = -pthread_create(ret_thread, &attr, run, arg);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
-	return rc;
+	return rc < 0 ? rc : tnd__thread_create(run, arg, ret_thread);
 }
 
 static void *worker(void *arg)

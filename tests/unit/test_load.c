@@ -421,7 +421,7 @@ static void *place(void *arg, const struct tnd_plan_item *item)
 	return item->slice_bytes > 1000 ? placed : NULL;
 }
 
-/* A tensor of twice the budget: consecutive pieces; together in one memory for own delivery. */
+/* A tensor of twice the budget: consecutive pieces; together in one memory, the caller's (1) or ours (2), for own delivery. */
 static void test_pieces(void **state)
 {
 	char *path = big_file(2048, 4096);
@@ -430,7 +430,7 @@ static void test_pieces(void **state)
 	(void)state;
 	placed = malloc(8 << 20);
 	for (unsigned packing = TND_PACKING_NAME; packing <= TND_PACKING_FILE; packing++)
-		for (unsigned own = 0; own < 2; own++)
+		for (unsigned own = 0; own < 3; own++)
 			for (size_t s = 0; s < 2; s++) {
 				struct tnd_plan_opts opts = {.packing = packing,
 							     .slab_bytes = slabs[s],
@@ -440,7 +440,7 @@ static void test_pieces(void **state)
 				struct tnd_load *load = open_load(
 					plan_of(path, opts, (struct tnd_layout){0}),
 					(struct tnd_load_opts){.flags = own ? TND_LOAD_F_OWN : 0,
-							       .place = place});
+							       .place = own == 1 ? place : NULL});
 				struct tnd_view view;
 				uint64_t at = 0;
 				size_t tensors = 0;
@@ -451,7 +451,7 @@ static void test_pieces(void **state)
 						assert_int_equal(view.piece_offset, at);
 						assert_int_equal(view.tensor_bytes, 8 << 20);
 						at += view.bytes;
-						if (own)
+						if (own == 1)
 							assert_ptr_equal(view.data, placed);
 					}
 					tensors += !!(view.flags & TND_VIEW_F_LAST);
@@ -491,6 +491,27 @@ static void test_oversize_overrun(void **state)
 	}
 	unlink(path);
 	free(path);
+}
+
+/* Own delivery that is left half way: what was made ahead for tensors that nobody took goes too. */
+static void test_own_left(void **state)
+{
+	(void)state;
+	for (size_t take = 0; take < 80; take += 20) {
+		struct tnd_plan_opts opts = {.budget_bytes = 8 << 20};
+		struct tnd_load *load = open_load(plan_of(folder, opts, (struct tnd_layout){0}),
+						  (struct tnd_load_opts){.flags = TND_LOAD_F_OWN});
+		struct tnd_view view;
+
+		for (size_t i = 0; i < take; i++) {
+			assert_int_equal(tnd_load_next(load, &view, NULL), 1);
+			check_bytes(&view);
+			tnd_view_release(&view);
+		}
+		assert_int_equal(tnd_load_end(load, NULL), 0);
+		assert_int_equal(atomic_load(&load->flow->consumer_bytes), 0);
+		tnd_load_close(load);
+	}
 }
 
 /* A memory taken over from a view is the caller's, and no escape. */
@@ -729,13 +750,13 @@ static void test_allocations(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bytes),       cmocka_unit_test(test_delayed_release),
-		cmocka_unit_test(test_keep_all),    cmocka_unit_test(test_escape),
-		cmocka_unit_test(test_pieces),      cmocka_unit_test(test_oversize_overrun),
-		cmocka_unit_test(test_take),        cmocka_unit_test(test_cancel),
-		cmocka_unit_test(test_truncated),   cmocka_unit_test(test_io_error),
-		cmocka_unit_test(test_flat),        cmocka_unit_test(test_busy),
-		cmocka_unit_test(test_allocations),
+		cmocka_unit_test(test_bytes),    cmocka_unit_test(test_delayed_release),
+		cmocka_unit_test(test_keep_all), cmocka_unit_test(test_escape),
+		cmocka_unit_test(test_pieces),   cmocka_unit_test(test_oversize_overrun),
+		cmocka_unit_test(test_take),     cmocka_unit_test(test_own_left),
+		cmocka_unit_test(test_cancel),   cmocka_unit_test(test_truncated),
+		cmocka_unit_test(test_io_error), cmocka_unit_test(test_flat),
+		cmocka_unit_test(test_busy),     cmocka_unit_test(test_allocations),
 	};
 
 	if (argc > 1)
