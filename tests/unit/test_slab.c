@@ -362,7 +362,7 @@ static void test_own_mapping(void **state)
 	assert_int_equal(tnd__own_make(UINT64_MAX, &data, &map_bytes), -ENOMEM);
 	assert_int_equal(tnd__own_make(3 * MIB + 1, &data, &map_bytes), 0);
 	assert_int_equal(map_bytes, 3 * MIB + 4096);
-	assert_int_equal((uintptr_t)data % TND__HUGE, 0);
+	assert_int_equal((uintptr_t)data % TND__PAGE, 0);
 	memset(data, 1, map_bytes);
 	tnd_own_free(data, map_bytes);
 	assert_false(mapped(data));
