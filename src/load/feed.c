@@ -300,8 +300,9 @@ static struct tnd__buffer *buffer_create(struct tnd_load *load, size_t index, st
 }
 
 /*
- * Own delivery into memory that we make: already while the slab is read, so that it is touched by the time it is copied into. What this reads
- * ahead is the consumer's memory, as much of it as slabs are in use.
+ * Own delivery into memory that we make: already while the slab is read, so that it is touched by
+ * the time it is copied into. What this reads ahead is the consumer's memory, as much of it as
+ * slabs are in use.
  */
 static int make_owns(struct tnd_load *load, size_t slab)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * touch.c - memory that leaves with a tensor is touched for the first time while its bytes are still being read
+ * touch.c - memory that leaves with a tensor is touched while its bytes are still being read
  *
- *   feeder: own memory for a tensor --> queue --> touchers: 2 MiB at a time --> consumer: copies into warm pages
+ *   feeder: memory of a tensor --> queue --> touchers: 2 MiB at a time --> consumer copies into it
  *
- * A page that is touched for the first time is zeroed, and on a virtual machine first has to be given by the host: one thread
- * does 0.4 to 1 GB/s, less than a disk. Several do more, and the consumer, who would be next to do it, is the one thread that
- * the load waits for. Touching is a hint: what it has not reached the copy touches, contents are not changed, and memory
- * that was given back meanwhile is skipped by the kernel.
+ * A page that is touched for the first time is zeroed, and on a virtual machine the host first has
+ * to give it: one thread does 0.4 to 1 GB/s, less than a disk. Several do more, and the consumer,
+ * who would be next to do it, is the one thread that the load waits for. Touching is a hint: what
+ * it has not reached the copy touches, contents are not changed, and memory that was given back
+ * meanwhile is skipped by the kernel.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 

@@ -108,7 +108,8 @@ int tnd__numa_check(int32_t numa, struct tnd_error *reterr);
 /* -- memory that leaves with a tensor (map.c) -- */
 
 /*
- * Aligned to 64 bytes, contents undefined, not charged; from 64 KiB up a mapping. Goes back by tnd_own_free(). Return: 0, -ENOMEM, TND_E_INVALID (0 bytes).
+ * Aligned to 64 bytes, contents undefined, not charged; from 64 KiB up a mapping. Goes back by
+ * tnd_own_free(). Return: 0, -ENOMEM, TND_E_INVALID (0 bytes).
  */
 int tnd__own_make(uint64_t bytes, void **ret_data, uint64_t *ret_map_bytes);
 
