@@ -231,6 +231,7 @@ static int take_own(struct tnd_load *load, const struct tnd_plan_item *item)
 		load->gather = own->memory;
 		load->gather_map_bytes = own->map_bytes;
 		own->memory = NULL;
+		tnd__toucher_forget(load->toucher, load->gather, item->slice_bytes);
 		return 0;
 	}
 	rc = tnd__own_make(item->slice_bytes, &load->gather, &load->gather_map_bytes);
@@ -319,8 +320,11 @@ static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
 		load->buffers[item->slab] = NULL;
 	flow->progress_ns = tnd__now_ns();
 	pthread_mutex_unlock(&flow->lock);
-	if (last)
-		tnd__buffer_finish(buffer);
+	if (!last)
+		return;
+	if (buffer->fresh)
+		tnd__toucher_forget(load->toucher, buffer->data, buffer->charge_bytes);
+	tnd__buffer_finish(buffer);
 }
 
 /* Hands item `index` out. Return: 1 and a view; 0: a piece that does not make a view yet; < 0. */

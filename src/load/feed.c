@@ -324,6 +324,17 @@ static int make_owns(struct tnd_load *load, size_t slab)
 	return 0;
 }
 
+/* Whether the slab that was acquired last is a new mapping. */
+static bool fresh(struct tnd_load *load)
+{
+	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+	uint64_t seen = load->seen_allocations;
+
+	tnd_slab_pool_stats(load->pool, &pool);
+	load->seen_allocations = pool.allocations;
+	return pool.allocations > seen;
+}
+
 /* One buffer of the plan on its way. Return: 0; < 0 once the load has failed or was cancelled. */
 static int feed_slab(struct tnd_load *load, size_t index)
 {
@@ -339,6 +350,10 @@ static int feed_slab(struct tnd_load *load, size_t index)
 	if (rc < 0)
 		return rc;
 	buffer = buffer_create(load, index, slab);
+	if (buffer && fresh(load)) {
+		buffer->fresh = true;
+		tnd__toucher_add(load->toucher, buffer->data, load->slabs[index].bytes);
+	}
 	if (!buffer) {
 		tnd_slab_release(slab);
 		rc = -ENOMEM;

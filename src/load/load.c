@@ -64,15 +64,15 @@ static int make_tables(struct tnd_load *load)
 	load->states = calloc(load->item_count + 1, sizeof(*load->states));
 	load->buffers = calloc(load->slab_count + 1, sizeof(struct tnd__buffer *));
 	load->load_files = calloc(load->file_count + 1, sizeof(*load->load_files));
+	load->toucher = tnd__toucher_create();
 	if (load->opts.cpus)
 		load->cpus = strdup(load->opts.cpus);
-	if (!load->flow || !load->states || !load->buffers || !load->load_files ||
+	if (!load->flow || !load->toucher || !load->states || !load->buffers || !load->load_files ||
 	    (load->opts.cpus && !load->cpus) || tnd__failpoint("load.alloc"))
 		return -ENOMEM;
 	if ((load->opts.flags & TND_LOAD_F_OWN) && !load->opts.place) {
 		load->owns = calloc(load->item_count + 1, sizeof(*load->owns));
-		load->toucher = tnd__toucher_create();
-		if (!load->owns || !load->toucher)
+		if (!load->owns)
 			return -ENOMEM;
 	}
 	for (size_t i = 0; i < load->item_count; i++)

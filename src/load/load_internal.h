@@ -77,6 +77,7 @@ struct tnd__buffer {
 	uint64_t charge_bytes;
 	uint64_t undelivered; /* items; flow lock */
 	uint64_t views;       /* out; flow lock */
+	bool fresh;           /* its memory is being touched */
 };
 
 /* What a view holds. */
@@ -156,6 +157,7 @@ struct tnd_load {
 	struct tnd__load_file *load_files;
 	struct tnd__own *owns; /* one an item, or NULL; the feeder's until the item is READY */
 	struct tnd__toucher *toucher;
+	uint64_t seen_allocations; /* the feeder's */
 
 	pthread_t feeder;
 	bool feeder_started;
@@ -215,6 +217,8 @@ struct tnd__toucher;
 /* NULL: out of memory. Without threads (none could be had) it does nothing. */
 struct tnd__toucher *tnd__toucher_create(void);
 void tnd__toucher_add(struct tnd__toucher *toucher, void *memory, uint64_t bytes);
+/* Nothing of the range is touched any more when this returns. */
+void tnd__toucher_forget(struct tnd__toucher *toucher, const void *memory, uint64_t bytes);
 void tnd__toucher_close(struct tnd__toucher *toucher);
 
 /* extents.c */
