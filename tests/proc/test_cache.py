@@ -66,12 +66,16 @@ class Cache(harness.ProcTest):
             for args in ([], ["--direct", "off"], ["--engine", "threads"], ["--engine", "threads", "--direct", "off"],
                          ["--tp", "4", "--direct", "off"]):
                 with self.subTest(kind=kind, args=args):
-                    report = self.load_unchanged(kind, *args)
-                    states = {file["cache"] for file in report["ranks"][0]["files"]}
-                    self.assertLessEqual(states, {"cold", "warm", "mixed"})
-                    # One rank may see what another has just brought in.
-                    if kind != "mixed" and "--tp" not in args:
-                        self.assertEqual(states, {kind})
+                    # One rank may see what another has just brought in; and the kernel may take a warm page before we look.
+                    told = kind if kind != "mixed" and "--tp" not in args else None
+                    for last in (False, False, True):
+                        report = self.load_unchanged(kind, *args)
+                        states = {file["cache"] for file in report["ranks"][0]["files"]}
+                        self.assertLessEqual(states, {"cold", "warm", "mixed"})
+                        if told is None or states == {told}:
+                            break
+                        if last:
+                            self.assertEqual(states, {told})
 
     def brought_in_by_another(self, code, go_on):
         """One rank is stopped while a neighbour reads everything through the page cache; then `go_on` ends the load."""
