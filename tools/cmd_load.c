@@ -246,6 +246,7 @@ static int check(struct load_node *node)
 	if (code == 0)
 		code = add_ranks(node);
 	for (size_t i = 0; code == 0 && i < node->count; i++) {
+		struct tnd_plan_totals totals = {.struct_bytes = sizeof(totals)};
 		struct tnd_layout layout = opts->layout;
 		struct tnd_plan *plan;
 
@@ -253,6 +254,9 @@ static int check(struct load_node *node)
 		code = tnd_plan_create(node->checkpoint, &layout, &opts->plan, &plan, &error);
 		if (code != 0)
 			break;
+		/* Known before a rank speaks: the bar's end does not move. */
+		tnd_plan_totals(plan, &totals);
+		node->ranks[i].total_bytes = totals.kept_bytes;
 		/* The ranks' warnings are alike; the first rank's stand for them. */
 		if (i == 0) {
 			warn(plan, true);
