@@ -31,8 +31,8 @@ check:
 	@scripts/check.sh
 
 bench:
-	@scripts/install-deps.sh check
-	@[ -f build-bench/build.ninja ] || meson setup build-bench --buildtype=release >/dev/null
+	@scripts/install-deps.sh bench
+	@[ -f build-bench/build.ninja ] || meson setup build-bench --buildtype=release -Dtests=false -Dbench=true >/dev/null
 	@ninja -C build-bench
 	@meson test -C build-bench --benchmark --no-rebuild --verbose
 

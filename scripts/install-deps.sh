@@ -1,20 +1,22 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that building (`build`), the demo (`demo`) or the whole suite (`check`, the default) need.
+# Installs the Debian packages that building (`build`), the demo (`demo`), the benchmarks (`bench`) or the whole suite (`check`, the default) need.
 # Does nothing when all are there; uses sudo when not root.
 set -eu
 cd "$(dirname "$0")/.."
 
 build="make gcc libc6-dev meson ninja-build pkg-config libjansson-dev libxxhash-dev liburing-dev libssl-dev"
 demo="$build python3 python3-venv ca-certificates"
+bench="$demo fio"
 check="$demo g++ clang libclang-rt-14-dev libcmocka-dev binutils git mandoc util-linux"
 
 case "${1:-check}" in
 build) wanted=$build ;;
 demo) wanted=$demo ;;
+bench) wanted=$bench ;;
 check) wanted=$check ;;
 *)
-	echo "usage: install-deps.sh [build|demo|check]" >&2
+	echo "usage: install-deps.sh [build|demo|bench|check]" >&2
 	exit 2
 	;;
 esac
