@@ -10,7 +10,6 @@
  * go over the bound (`overrun_now`).
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -373,32 +372,11 @@ static int feed_slab(struct tnd_load *load, size_t index)
 	return 0;
 }
 
-/*
- * The consumer may be pinned to one core (an engine's worker); the feeder takes what the storage's
- * workers take.
- */
-static void widen_affinity(const struct tnd_load *load)
-{
-	unsigned char bits[CPU_SETSIZE / 8];
-	char list[sizeof(((struct tnd__storage_stats *)0)->cpus) * 8];
-	cpu_set_t set;
-
-	if (tnd__io_cpus(load->cpus, list, sizeof(list)) <= 0 ||
-	    tnd__list_parse(list, bits, CPU_SETSIZE) < 0)
-		return;
-	CPU_ZERO(&set);
-	for (size_t i = 0; i < CPU_SETSIZE; i++)
-		if (bits[i / 8] & (1u << (i % 8)))
-			CPU_SET(i, &set);
-	pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-}
-
 void *tnd__feed(void *arg)
 {
 	struct tnd_load *load = arg;
 
-	pthread_setname_np(pthread_self(), "tnd-feed");
-	widen_affinity(load);
+	tnd__thread_settle(load->storage, "tnd-feed");
 	for (size_t i = 0; i < load->slab_count && !interrupted(load); i++)
 		if (feed_slab(load, i) < 0)
 			break;

@@ -64,10 +64,9 @@ static int make_tables(struct tnd_load *load)
 	load->states = calloc(load->item_count + 1, sizeof(*load->states));
 	load->buffers = calloc(load->slab_count + 1, sizeof(struct tnd__buffer *));
 	load->load_files = calloc(load->file_count + 1, sizeof(*load->load_files));
-	load->toucher = tnd__toucher_create();
 	if (load->opts.cpus)
 		load->cpus = strdup(load->opts.cpus);
-	if (!load->flow || !load->toucher || !load->states || !load->buffers || !load->load_files ||
+	if (!load->flow || !load->states || !load->buffers || !load->load_files ||
 	    (load->opts.cpus && !load->cpus) || tnd__failpoint("load.alloc"))
 		return -ENOMEM;
 	if ((load->opts.flags & TND_LOAD_F_OWN) && !load->opts.place) {
@@ -175,6 +174,9 @@ static int start(struct tnd_load *load, struct tnd_error *reterr)
 	if ((rc = take_budget(load, reterr)) < 0 || (rc = make_pool(load, reterr)) < 0 ||
 	    (rc = make_storage(load, reterr)) < 0)
 		return rc;
+	load->toucher = tnd__toucher_create(load->storage);
+	if (!load->toucher)
+		return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
 	rc = tnd__failpoint("load.thread");
 	rc = rc < 0 ? rc : tnd__thread_create(tnd__feed, load, &load->feeder);
 	if (rc < 0)

@@ -215,7 +215,7 @@ int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
 /* touch.c */
 struct tnd__toucher;
 /* NULL: out of memory. Without threads (none could be had) it does nothing. */
-struct tnd__toucher *tnd__toucher_create(void);
+struct tnd__toucher *tnd__toucher_create(const struct tnd__storage *storage);
 void tnd__toucher_add(struct tnd__toucher *toucher, void *memory, uint64_t bytes);
 /* Nothing of the range is touched any more when this returns. */
 void tnd__toucher_forget(struct tnd__toucher *toucher, const void *memory, uint64_t bytes);

@@ -28,6 +28,7 @@ struct block {
 };
 
 struct tnd__toucher {
+	const struct tnd__storage *storage; /* whose processors are ours */
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	struct block
@@ -76,7 +77,7 @@ static void *touch(void *arg)
 	struct tnd__toucher *toucher = arg;
 	struct block *busy;
 
-	pthread_setname_np(pthread_self(), "tnd-touch");
+	tnd__thread_settle(toucher->storage, "tnd-touch");
 	pthread_mutex_lock(&toucher->lock);
 	busy = &toucher->busy[toucher->named++];
 	pthread_mutex_unlock(&toucher->lock);
@@ -85,13 +86,14 @@ static void *touch(void *arg)
 	return NULL;
 }
 
-struct tnd__toucher *tnd__toucher_create(void)
+struct tnd__toucher *tnd__toucher_create(const struct tnd__storage *storage)
 {
 	struct tnd__toucher *toucher = calloc(1, sizeof(*toucher));
 	uint32_t want = TND__MIN(tnd__io_thread_default(), THREADS_MAX);
 
 	if (!toucher)
 		return NULL;
+	toucher->storage = storage;
 	pthread_mutex_init(&toucher->lock, NULL);
 	pthread_cond_init(&toucher->more, NULL);
 	pthread_cond_init(&toucher->done, NULL);

@@ -124,9 +124,8 @@ void tnd__queue_push(struct tnd__queue *queue, struct tnd__read *read);
 struct tnd__read *tnd__queue_pop(struct tnd__queue *queue);
 /* Gives the read to the workers; `first`: before the others. */
 void tnd__worker_queue(struct tnd__storage *storage, struct tnd__read *read, bool first);
-/* Starts a thread with our signal mask, stack, processors and name. Return: 0, -errno. */
+/* tnd__thread_create(), with a failpoint; the thread calls tnd__thread_settle(). Return: 0, -errno. */
 int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread);
-void tnd__thread_settle(const struct tnd__storage *storage, const char *name);
 
 /* -- bounce.c: bounce buffers and the window -- */
 /* Takes what read->state asks for, or puts it on the wait list. Return: 1; 0: waits; -ENOMEM. */

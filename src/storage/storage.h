@@ -143,6 +143,12 @@ void tnd__source_close(struct tnd__source *source);
  */
 void tnd__storage_submit(struct tnd__storage *storage, struct tnd__read *read);
 
+/*
+ * Called by a thread that works beside the storage: takes `name` (at most 15 bytes) and the
+ * processors of the storage's threads, whatever its creator is pinned to.
+ */
+void tnd__thread_settle(const struct tnd__storage *storage, const char *name);
+
 /* -- page cache (pagecache.c) -- */
 
 /*
