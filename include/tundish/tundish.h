@@ -4,9 +4,11 @@
 #define TUNDISH_TUNDISH_H
 
 #include <tundish/budget.h>
+#include <tundish/channel.h>
 #include <tundish/checkpoint.h>
 #include <tundish/doctor.h>
 #include <tundish/error.h>
+#include <tundish/group.h>
 #include <tundish/host.h>
 #include <tundish/load.h>
 #include <tundish/log.h>
@@ -14,5 +16,6 @@
 #include <tundish/plan.h>
 #include <tundish/size.h>
 #include <tundish/slab.h>
+#include <tundish/stat.h>
 
 #endif

@@ -153,7 +153,8 @@ void tnd__sentences_free(struct tnd__sentences *list);
 /*
  * Built with -Dfailpoints=true, TUNDISH_FAILPOINTS="name=ERRNO[@N][xM][,...]" makes the N-th
  * (default: the first) to N+M-1-th (default: every later one) passage of `name` give -errno ("EIO"
- * or a number); "name=delay:MS" sleeps. Otherwise nothing is compiled in.
+ * or a number); "name=delay:MS" sleeps, "name=kill" and "name=stop" send the process that signal.
+ * Otherwise nothing is compiled in.
  */
 #ifdef TND_FAILPOINTS
 int tnd__failpoint(const char *name);

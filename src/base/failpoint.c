@@ -10,16 +10,19 @@
 #ifdef TND_FAILPOINTS
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define POINT_MAX 32
 
 struct point {
 	char name[64];
-	int error; /* positive errno, or 0 */
+	int error;  /* positive errno, or 0 */
+	int signal; /* raised, or 0 */
 	long delay_ms;
 	unsigned long first; /* passage at which it begins, from 1 */
 	unsigned long count; /* passages, 0: all later ones */
@@ -29,7 +32,7 @@ struct point {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct point points[POINT_MAX];
 static size_t point_count;
-static bool loaded;
+static _Atomic bool loaded, empty; /* `empty`: loaded, and nothing is in it */
 
 static int error_number(const char *name)
 {
@@ -58,9 +61,13 @@ static int parse_one(char *text, struct point *point)
 	}
 	if (strncmp(equals + 1, "delay:", 6) == 0)
 		point->delay_ms = atol(equals + 7);
+	else if (strcmp(equals + 1, "kill") == 0)
+		point->signal = SIGKILL;
+	else if (strcmp(equals + 1, "stop") == 0)
+		point->signal = SIGSTOP;
 	else
 		point->error = error_number(equals + 1);
-	return point->error > 0 || point->delay_ms > 0 ? 0 : TND_E_INVALID;
+	return point->error > 0 || point->delay_ms > 0 || point->signal ? 0 : TND_E_INVALID;
 }
 
 static int load(const char *text)
@@ -69,6 +76,7 @@ static int load(const char *text)
 	int rc = 0;
 
 	point_count = 0;
+	empty = !text;
 	if (!text)
 		return 0;
 	copy = rest = strdup(text);
@@ -78,6 +86,7 @@ static int load(const char *text)
 		if (*one && point_count < POINT_MAX)
 			rc = parse_one(one, &points[point_count++]);
 	free(copy);
+	empty = point_count == 0;
 	return rc;
 }
 
@@ -95,8 +104,10 @@ int tnd__failpoints_set(const char *text)
 int tnd__failpoint(const char *name)
 {
 	long delay_ms = 0;
-	int error = 0;
+	int error = 0, signal = 0;
 
+	if (loaded && empty)
+		return 0;
 	pthread_mutex_lock(&lock);
 	if (!loaded) {
 		loaded = true;
@@ -112,9 +123,12 @@ int tnd__failpoint(const char *name)
 		    (point->count && point->seen >= point->first + point->count))
 			continue;
 		error = point->error;
+		signal = point->signal;
 		delay_ms += point->delay_ms;
 	}
 	pthread_mutex_unlock(&lock);
+	if (signal)
+		kill(getpid(), signal);
 	if (delay_ms)
 		nanosleep(&(struct timespec){delay_ms / 1000, delay_ms % 1000 * 1000000}, NULL);
 	return -error;
