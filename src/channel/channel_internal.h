@@ -85,34 +85,51 @@ struct tnd__place {
 	uint32_t generation; /* of its occupants */
 	uint32_t state;      /* TND__PLACE_*, as in the sealed seat */
 	bool owned;          /* reserved for `rank` at creation */
+	int32_t pid;         /* of the occupant as we see it, or 0 */
 	uint64_t admitted;   /* number of the first object that is held for it */
 	struct tnd__peer *peer;
 	struct tnd__watch *watch;
 	/* The writing thread's own. */
 	uint64_t seen; /* last cursor accepted */
+	uint32_t seen_generation;
 };
 
-/* A reservation, by its ticket & (slot_count - 1). lock. */
+enum {
+	TND__PENDING_OPEN,
+	TND__PENDING_COMMITTED,
+	TND__PENDING_ABORTED,
+	TND__PENDING_GONE, /* published, or taken back */
+};
+
+/* A reservation, at its ticket & (slot_count - 1). lock. */
 struct tnd__pending {
 	uint64_t ticket;
 	uint64_t offset;   /* in the arena */
 	uint64_t position; /* byte position */
 	uint64_t bytes;    /* asked for, then committed */
-	uint64_t held;     /* rounded up, as long as it is open */
+	uint64_t held;     /* of the ring: bytes rounded up */
 	uint32_t state;    /* TND__PENDING_* */
 	uint32_t slab;     /* index + 1, or 0 */
 };
-enum { TND__PENDING_NONE, TND__PENDING_OPEN, TND__PENDING_COMMITTED, TND__PENDING_ABORTED };
 
 struct tnd__writer {
 	struct tnd__listener *listener;
 	struct tnd__place places[TND__PLACES_MAX];
-	uint64_t reserved, live,
-		dead;                /* lock; bits of places: held for a rank that has not come; has
-					  a cursor; died, and every send has to say so */
-	_Atomic uint32_t generation; /* of these sets */
-	_Atomic uint32_t reservations; /* open or not yet published */
-	/* The writing thread's own; `now_`: copies of the sets as of seen_generation. */
+	/*
+	 * lock; bits of places: held for a rank that has not come; has a cursor; died, and every
+	 * send has to say so.
+	 */
+	uint64_t reserved, live, dead;
+	_Atomic uint32_t generation;   /* of these sets */
+	_Atomic uint32_t reservations; /* between pending_first and pending_end */
+	uint32_t episode;              /* of waiting for space; the writing thread's own */
+	/* lock, once there is a reservation */
+	struct tnd__pending *pending; /* slot_count; made at the first reservation */
+	uint64_t pending_first, pending_end;
+	/*
+	 * The writing thread's own; under lock while there are reservations. `now_`: the sets as of
+	 * seen_generation.
+	 */
 	uint32_t seen_generation;
 	uint64_t now_reserved, now_live, now_dead;
 	uint64_t published;     /* number: as in shared memory */
@@ -120,40 +137,188 @@ struct tnd__writer {
 	uint64_t head_offset;   /* in the arena */
 	uint64_t freed;         /* number: everything below is free (cached) */
 	uint64_t freed_position;
-	struct tnd__pending *pending;        /* slot_count; made at the first reservation */
-	uint64_t pending_first, pending_end; /* tickets not yet published */
+	uint64_t sampled_position, sampled_objects; /* where the high-water marks were looked at */
+	uint64_t sent_bytes;
 };
+
+/* What a reader has done with an object, at its number & (slot_count - 1). */
+enum { TND__BORROW_NONE, TND__BORROW_OPEN, TND__BORROW_DONE };
 
 struct tnd__reader {
 	struct tnd__peer *peer;
 	uint32_t place, generation, rank;
-	_Atomic uint32_t writer_dead, writer_closed_early;
-	_Atomic uint32_t borrows;        /* open */
-	uint64_t next;                   /* receiving thread: number of the next object */
-	uint64_t cursor;                 /* as in shared memory */
-	uint64_t known;                  /* last value of published */
-	_Atomic unsigned char *released; /* slot_count; made at the first borrow */
+	_Atomic uint32_t writer_dead, writer_left;
+	_Atomic uint32_t borrows; /* open ones */
+	/* The receiving thread's own; under lock while there are borrows. */
+	uint64_t next;           /* number of the next object */
+	uint64_t cursor;         /* as in shared memory */
+	uint64_t known;          /* last value of published */
+	unsigned char *borrowed; /* TND__BORROW_*; slot_count; made at the first borrow */
 };
+
+struct tnd__slabs;
 
 struct tnd_channel {
 	struct tnd__segments shared;
 	bool is_writer;
+	bool lent; /* test hook: `shared` is another handle's */
 	uint64_t forkmark;
 	_Atomic uint32_t busy; /* a thread is in send or receive */
 	_Atomic uint32_t cancelled;
 	_Atomic uint32_t local_word; /* changes with cancel and a peer's death */
 	pthread_mutex_t lock;
 	struct tnd__spin spin;
-	int64_t warn_ns;
+	int64_t warn_ns; /* < 0: never */
 	_Atomic uint64_t waits, blocked_ns;
 	struct tnd_budget *budget;
 	uint64_t charged_bytes;
-	struct tnd__slabs *slabs; /* bigobject.c; nullable */
-	union {
-		struct tnd__writer writer;
-		struct tnd__reader reader;
-	} u;
+	struct tnd__slabs *slabs; /* nullable */
+	struct tnd__writer writer;
+	struct tnd__reader reader;
 	char address[TND__ADDRESS_BYTES];
 };
+
+static inline bool tnd__channel_forked(const struct tnd_channel *channel)
+{
+	return channel->forkmark != tnd__forkmark();
+}
+
+static inline uint64_t tnd__slot(const struct tnd_channel *channel, uint64_t number)
+{
+	return number & (channel->shared.slot_count - 1);
+}
+
+/* -- calls and waits (wait.c) -- */
+
+/* Begins a call of the data path: role, fork, one thread. Return: 0, TND_E_*, -EBUSY. */
+int tnd__channel_enter(struct tnd_channel *channel, bool as_writer, struct tnd_error *reterr);
+void tnd__channel_leave(struct tnd_channel *channel);
+
+/*
+ * What a call waits for. `look`: > 0: it is there; 0: not yet; < 0: the error that ends the wait,
+ * said in reterr.
+ */
+struct tnd__wait {
+	struct tnd_channel *channel;
+	int (*look)(struct tnd__wait *wait, struct tnd_error *reterr);
+	const char *what; /* "space for the object", for sentences */
+	uint64_t need;    /* bytes */
+};
+
+/* Looks, spins, sleeps. Return: 0; what `look` gave; -ETIMEDOUT; -ECANCELED. */
+int tnd__channel_wait(struct tnd__wait *wait, int64_t deadline_ns, struct tnd_error *reterr);
+
+/* W4 to W7; `always`: whether or not somebody sleeps. Any thread of the writer's process. */
+void tnd__wake_readers(struct tnd_channel *channel, bool always);
+/* R4 to R7. */
+void tnd__wake_writer(struct tnd_channel *channel);
+/* space_word += 1 and wake: for what concerns the writer alone. */
+void tnd__poke_writer(struct tnd_channel *channel);
+
+/* -- who reads (places.c) -- */
+
+extern const struct tnd__peer_ops tnd__host_ops; /* of the writer's listener; owner: the channel */
+
+/* What the reader says and gets. */
+struct tnd__hello {
+	uint32_t version; /* of the layout */
+	uint32_t rank;
+};
+struct tnd__welcome {
+	uint32_t place, generation;
+};
+#define TND__PACKET_CHANNEL 16u /* hello */
+#define TND__PACKET_WELCOME 17u
+#define TND__PACKET_SLAB 18u /* a slab is asked for, or handed out */
+
+/* Makes the places of the options. Before anybody can attach. Return: 0, TND_E_INVALID. */
+int tnd__places_init(struct tnd_channel *channel, const struct tnd_channel_opts *opts,
+		     struct tnd_error *reterr);
+/* Closes peers and watches. After the listener's close. */
+void tnd__places_close(struct tnd_channel *channel, bool forked);
+/* Test hook and on_hello: admits `rank`. Return: 0; TND_E_PLACE. */
+int tnd__place_admit(struct tnd_channel *channel, uint32_t rank, struct tnd__peer *peer,
+		     struct tnd__welcome *ret_welcome, struct tnd_error *reterr);
+/* Takes the occupants of `places` out: they wrote nonsense, or left. Not under lock. */
+void tnd__places_drop(struct tnd_channel *channel, uint64_t places, uint32_t state);
+/* "reader 3 is 12 objects (4.5 MiB) behind, its process is stopped": who is late. */
+void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes);
+/* "readers 1, 2": those that have not come. Return: how many. */
+size_t tnd__places_missing(struct tnd_channel *channel, char *out, size_t out_bytes);
+/* 'R', 'S', 'T' ... of /proc/PID/stat; 0 where it cannot be seen. */
+char tnd__process_state(int32_t pid);
+
+/* -- the reader's side of attaching (guest.c) -- */
+
+void tnd__guest_leave(struct tnd_channel *channel, bool forked);
+
+/* -- writing (send.c, reserve.c) -- */
+
+/*
+ * W1, for an object of `bytes` by ring: looks at the sets, takes back aborted reservations at the
+ * end, waits for space. Return: 0; as tnd_channel_send.
+ */
+int tnd__writer_room(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
+		     struct tnd_error *reterr);
+/* Moves the head over `held` bytes. Return: the offset in the arena. */
+uint64_t tnd__writer_take(struct tnd_channel *channel, uint64_t held);
+/* W2, W3: the descriptor of the next object; wakes nobody. */
+void tnd__writer_publish(struct tnd_channel *channel, uint64_t position, uint64_t bytes,
+			 uint64_t place);
+/* Brings `freed` up to date. Return: places whose cursor is nonsense or that left. */
+uint64_t tnd__writer_refresh(struct tnd_channel *channel, uint64_t *ret_left);
+/* Sets, dead readers, taking back. Return: 0; TND_E_PEER_DEAD. */
+int tnd__writer_look(struct tnd_channel *channel, struct tnd_error *reterr);
+/* Takes aborted reservations at the end back. Under lock, as the writing thread. */
+void tnd__pending_take_back(struct tnd_channel *channel);
+/* Queues an object that is complete behind the open reservations. Under lock, as above. */
+void tnd__pending_add(struct tnd_channel *channel, const struct tnd__pending *pending);
+/* Publishes what is complete, in order. Under lock. Return: whether anything was. */
+bool tnd__pending_drain(struct tnd_channel *channel);
+
+/* -- objects by slab (bigobject.c) -- */
+
+/* `pool`: borrowed. Return: 0, TND_E_INVALID (not shared), -ENOMEM. */
+int tnd__slabs_host(struct tnd_channel *channel, struct tnd_slab_pool *pool,
+		    struct tnd_error *reterr);
+int tnd__slabs_guest(struct tnd_channel *channel);
+void tnd__slabs_close(struct tnd_channel *channel, bool forked);
+
+/*
+ * Writer: a slab that nobody uses, at least `bytes` large; waits for budget and for readers.
+ * *ret_place: for the descriptor. Return: 0; as tnd_channel_send.
+ */
+int tnd__slabs_take(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
+		    uint32_t *ret_index, struct tnd_error *reterr);
+void *tnd__slabs_data(struct tnd_channel *channel, uint32_t index);
+uint64_t tnd__slabs_place(struct tnd_channel *channel, uint32_t index);
+/* The slab carries object `number` from now on. */
+void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t number);
+/* Its reservation was aborted. */
+void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index);
+/* Service thread of the writer: a reader asks for a slab's descriptor. */
+void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
+		      const struct tnd__packet *packet);
+
+/*
+ * Reader: maps the slab of a descriptor's `place` if need be (asks the writer's service for it),
+ * and takes a lease. Return: 0; -ETIMEDOUT; -ECANCELED; TND_E_CORRUPT; TND_E_PEER_DEAD; -errno.
+ */
+int tnd__slabs_borrow(struct tnd_channel *channel, uint64_t place, uint64_t bytes,
+		      int64_t deadline_ns, struct tnd_object *object, struct tnd_error *reterr);
+/* Whether `object` is by slab. */
+bool tnd__slabs_is(const struct tnd_object *object);
+int tnd__slabs_release(struct tnd_channel *channel, const struct tnd_object *object);
+/* Service thread of the reader: a descriptor came. */
+void tnd__slabs_arrived(struct tnd_channel *channel, struct tnd__packet *packet);
+
+#ifdef TND_FAILPOINTS
+/*
+ * A reader in the writer's process and on the writer's mapping, without a connection: threads that
+ * a race detector sees through. To be closed before the writer.
+ */
+int tnd__channel_attach_inside(struct tnd_channel *writer, uint32_t rank,
+			       struct tnd_channel **ret_channel);
+#endif
 
 #endif
