@@ -49,7 +49,7 @@ int64_t tnd__spin_budget(const struct tnd__spin *spin);
 void tnd__spin_learn(struct tnd__spin *spin, int64_t waited_ns);
 /*
  * One short pause while *word == expected: umwait where the processor has it, else pause/yield.
- * `word` is what the waiter polls.
+ * `word` is what the waiter polls; NULL where it polls several.
  */
 void tnd__spin_pause(const _Atomic uint64_t *word, uint64_t expected);
 
