@@ -134,9 +134,9 @@ static int memfd_sized(uint64_t bytes)
 	rc = tnd__failpoint("mem.memfd");
 	if (rc < 0)
 		return rc;
-	fd = memfd_create("tundish-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	fd = memfd_create("tundish.slab", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-		fd = memfd_create("tundish-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		fd = memfd_create("tundish.slab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return errno == EMFILE || errno == ENFILE ? -EMFILE : -ENOMEM;
 	if (ftruncate(fd, (off_t)bytes) < 0) {
