@@ -76,9 +76,12 @@ void tnd__headroom_open(struct tnd__headroom *headroom, uint64_t bytes)
 	headroom->margin = TND__MAX(MARGIN_LEAST, bytes / MARGIN_SHARE);
 	/* Not above any limit that is not shown, which is all that the short way needs to know. */
 	headroom->inherited = tnd_host_memory(&memory) == 0 ? memory.cgroup_limit : 0;
-	headroom->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-	headroom->blind = headroom->meminfo_fd < 0;
 	tnd__cgroups_walk("", "memory", open_level, headroom);
+	/* Last: where descriptors ran out on the way, so that levels were missed, this fails too. */
+	headroom->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+	headroom->blind |= headroom->meminfo_fd < 0;
+	if (headroom->blind) /* the long way needs descriptors */
+		tnd__headroom_close(headroom);
 }
 
 static void close_fd(int fd)
@@ -95,6 +98,8 @@ void tnd__headroom_close(struct tnd__headroom *headroom)
 		close_fd(headroom->levels[i].usage_fd);
 	}
 	close_fd(headroom->meminfo_fd);
+	headroom->level_count = 0;
+	headroom->meminfo_fd = -1;
 }
 
 /* The file again from its start, NUL-terminated; "" where it cannot be read. */
@@ -145,33 +150,45 @@ static bool short_way(const struct tnd__headroom *headroom, uint64_t need)
 	return true;
 }
 
-int tnd__headroom_check(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
-			struct tnd_error *reterr)
+static int refuse(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
+		  const struct tnd_host_memory *memory, struct tnd_error *reterr)
 {
-	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};
 	char want[TND_SIZE_TEXT_MAX], margin[TND_SIZE_TEXT_MAX], left[TND_SIZE_TEXT_MAX];
 	char limit[TND_SIZE_TEXT_MAX + 16] = "";
-	uint64_t need = bytes + headroom->margin;
 
-	if (need < bytes)
-		need = UINT64_MAX;
-	if (short_way(headroom, need))
-		return 0;
-	/* Where nobody can say what is left, nothing is refused. */
-	if (tnd_host_memory(&memory) < 0 || memory.available >= need)
-		return 0;
-	if (strcmp(memory.limited_by, "MemAvailable") != 0) {
-		tnd_size_format(memory.cgroup_limit, want);
-		snprintf(limit, sizeof(limit), " (limit %s)", want);
-	}
+	if (strcmp(memory->limited_by, "MemAvailable") != 0)
+		snprintf(limit, sizeof(limit), " (limit %s)",
+			 tnd_size_format(memory->cgroup_limit, want));
 	return tnd__fail_plain(reterr, TND_E_HEADROOM,
 			       "expected room for %s of %s (%" PRIu64
 			       " bytes) and a margin of %s, found %s (%" PRIu64
 			       " bytes) left by %s%s; make it smaller, or raise that limit",
 			       tnd_size_format(bytes, want), what, bytes,
 			       tnd_size_format(headroom->margin, margin),
-			       tnd_size_format(memory.available, left), memory.available,
-			       memory.limited_by, limit);
+			       tnd_size_format(memory->available, left), memory->available,
+			       memory->limited_by, limit);
+}
+
+int tnd__headroom_check(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
+			struct tnd_error *reterr)
+{
+	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};
+	uint64_t need = bytes + headroom->margin;
+	int rc;
+
+	if (need < bytes)
+		need = UINT64_MAX;
+	if (short_way(headroom, need))
+		return 0;
+	rc = tnd_host_memory(&memory);
+	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+		return tnd__fail_plain(reterr, rc,
+				       "expected to see what memory is left for %s, found %s", what,
+				       tnd_strerror(rc));
+	/* Without /proc nobody can say what is left: nothing is refused. */
+	if (rc < 0 || memory.available >= need)
+		return 0;
+	return refuse(headroom, bytes, what, &memory, reterr);
 }
 
 int tnd__headroom_file(uint64_t bytes, const char *what, struct tnd_error *reterr)

@@ -32,7 +32,7 @@ void tnd__headroom_close(struct tnd__headroom *headroom);
 
 /*
  * Whether `bytes` more and the margin fit under MemAvailable and under each memory cgroup above us.
- * `what`: "channel 'x'", for the sentence. Return: 0, TND_E_HEADROOM.
+ * `what`: "channel 'x'", for the sentence. Return: 0; TND_E_HEADROOM; -EMFILE; -ENFILE; -ENOMEM.
  */
 int tnd__headroom_check(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
 			struct tnd_error *reterr);

@@ -119,7 +119,7 @@ static int make_memfd(const char *kind, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Pages for [0, bytes) of `fd`; `more`: what else will be taken after it. */
+/* Pages for [0, bytes) of `fd`; `more`: what else will be taken after them. */
 static int take_pages(int fd, uint64_t bytes, uint64_t more, const struct tnd__headroom *headroom,
 		      const struct plan *plan, struct tnd_error *reterr)
 {
@@ -154,18 +154,15 @@ static int take_pages(int fd, uint64_t bytes, uint64_t more, const struct tnd__h
 static int take_memory(struct tnd__segments *segments, const struct plan *plan,
 		       struct tnd_error *reterr)
 {
-	uint64_t all = plan->data_bytes + plan->control_bytes;
 	struct tnd__headroom headroom;
 	int rc = tnd__headroom_file(TND__MAX(plan->data_bytes, plan->control_bytes), plan->what,
 				    reterr);
 
 	if (rc < 0)
 		return rc;
-	tnd__headroom_open(&headroom, all);
-	rc = tnd__headroom_check(&headroom, all, plan->what, reterr);
-	if (rc == 0)
-		rc = take_pages(segments->data_fd, plan->data_bytes, plan->control_bytes, &headroom,
-				plan, reterr);
+	tnd__headroom_open(&headroom, plan->data_bytes + plan->control_bytes);
+	rc = take_pages(segments->data_fd, plan->data_bytes, plan->control_bytes, &headroom, plan,
+			reterr);
 	if (rc == 0)
 		rc = take_pages(segments->control_fd, plan->control_bytes, 0, &headroom, plan,
 				reterr);
@@ -173,12 +170,42 @@ static int take_memory(struct tnd__segments *segments, const struct plan *plan,
 	return rc;
 }
 
+/* Over the reservation at `data`. Return: 0, -errno. */
+static int map_data(unsigned char *data, const struct tnd__segments *segments, uint64_t data_bytes,
+		    uint64_t arena_offset, int protection)
+{
+	int flags = MAP_SHARED | MAP_FIXED, fd = segments->data_fd;
+	int rc = tnd__failpoint("channel.map-data");
+
+	if (rc < 0)
+		return rc;
+	if (mmap(data, data_bytes, protection, flags, fd, 0) == MAP_FAILED ||
+	    mmap(data + data_bytes, data_bytes - arena_offset, protection, flags, fd,
+		 (off_t)arena_offset) == MAP_FAILED)
+		return -errno;
+	return 0;
+}
+
+static int map_control(int fd, void **ret_control)
+{
+	int rc = tnd__failpoint("channel.map-control");
+	void *control;
+
+	if (rc < 0)
+		return rc;
+	control = mmap(NULL, TND__CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (control == MAP_FAILED)
+		return -errno;
+	*ret_control = control;
+	return 0;
+}
+
 int tnd__segments_map(struct tnd__segments *segments, uint64_t data_bytes, uint64_t arena_offset,
 		      int protection)
 {
 	uint64_t arena_bytes = data_bytes - arena_offset, map_bytes = data_bytes + arena_bytes;
+	void *control = NULL;
 	unsigned char *data;
-	void *control;
 	int rc = tnd__failpoint("channel.map");
 
 	if (rc < 0)
@@ -186,18 +213,10 @@ int tnd__segments_map(struct tnd__segments *segments, uint64_t data_bytes, uint6
 	data = mmap(NULL, map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (data == MAP_FAILED)
 		return -errno;
-	control = MAP_FAILED;
-	rc = tnd__failpoint("channel.map-data");
-	if (rc < 0)
-		errno = -rc;
-	else if (mmap(data, data_bytes, protection, MAP_SHARED | MAP_FIXED, segments->data_fd, 0) !=
-			 MAP_FAILED &&
-		 mmap(data + data_bytes, arena_bytes, protection, MAP_SHARED | MAP_FIXED,
-		      segments->data_fd, (off_t)arena_offset) != MAP_FAILED)
-		control = mmap(NULL, TND__CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-			       segments->control_fd, 0);
-	if (control == MAP_FAILED) {
-		rc = -errno;
+	rc = map_data(data, segments, data_bytes, arena_offset, protection);
+	if (rc == 0)
+		rc = map_control(segments->control_fd, &control);
+	if (rc < 0) {
 		munmap(data, map_bytes);
 		return rc;
 	}
