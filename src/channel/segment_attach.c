@@ -186,6 +186,29 @@ static int check_all(const struct tnd__segments *segments, struct tnd__data_head
 	return rc;
 }
 
+static int map_checked(struct tnd__segments *segments, const struct tnd__data_header *header,
+		       struct tnd_error *reterr)
+{
+	int rc =
+		tnd__segments_map(segments, header->segment_bytes, header->arena_offset, PROT_READ);
+
+	if (rc == -EACCES || rc == -EPERM)
+		return tnd__fail_plain(
+			reterr, TND_E_CORRUPT,
+			"expected descriptors of the channel's memory to read one and "
+			"write the other, found %s; the writer is broken, start it "
+			"again",
+			tnd_error_name(rc));
+	if (rc < 0)
+		return tnd__fail_plain(
+			reterr, rc,
+			"expected address space for %" PRIu64
+			" bytes of the channel, the arena twice, found %s; raise the "
+			"process's limit (ulimit -v)",
+			header->segment_bytes, tnd_strerror(rc));
+	return 0;
+}
+
 int tnd__segments_attach(int data_fd, int control_fd, struct tnd__segments *ret_segments,
 			 struct tnd_error *reterr)
 {
@@ -193,16 +216,8 @@ int tnd__segments_attach(int data_fd, int control_fd, struct tnd__segments *ret_
 	struct tnd__data_header header;
 	int rc = check_all(&segments, &header, reterr);
 
-	if (rc == 0) {
-		rc = tnd__segments_map(&segments, header.segment_bytes, header.arena_offset,
-				       PROT_READ);
-		if (rc < 0)
-			tnd__fail_plain(reterr, rc,
-					"expected address space for %" PRIu64
-					" bytes of the channel, twice its arena, found %s; raise "
-					"the process's limit (ulimit -v)",
-					header.segment_bytes, tnd_strerror(rc));
-	}
+	if (rc == 0)
+		rc = map_checked(&segments, &header, reterr);
 	if (rc < 0) {
 		close(data_fd);
 		close(control_fd);
