@@ -86,7 +86,7 @@ struct tnd__place {
 	uint32_t state;      /* TND__PLACE_*, as in the sealed seat */
 	bool owned;          /* reserved for `rank` at creation */
 	int32_t pid;         /* of the occupant as we see it, or 0 */
-	uint64_t admitted;   /* number of the first object that is held for it */
+	uint64_t admitted;   /* number of the first object that is held for the occupant */
 	struct tnd__peer *peer;
 	struct tnd__watch *watch;
 	/* The writing thread's own. */
@@ -158,12 +158,19 @@ struct tnd__reader {
 
 struct tnd__slabs;
 
+/* busy */
+enum {
+	TND__BUSY_FREE,
+	TND__BUSY_CALL,   /* a thread is in send or receive: others get -EBUSY */
+	TND__BUSY_MOMENT, /* commit or abort moves the head: over in a moment */
+};
+
 struct tnd_channel {
 	struct tnd__segments shared;
 	bool is_writer;
 	bool lent; /* test hook: `shared` is another handle's */
 	uint64_t forkmark;
-	_Atomic uint32_t busy; /* a thread is in send or receive */
+	_Atomic uint32_t busy; /* TND__BUSY_* */
 	_Atomic uint32_t cancelled;
 	_Atomic uint32_t local_word; /* changes with cancel and a peer's death */
 	pthread_mutex_t lock;
@@ -250,6 +257,11 @@ char tnd__process_state(int32_t pid);
 
 /* -- the reader's side of attaching (guest.c) -- */
 
+/* Connects and maps. What it leaves on failure tnd__guest_leave undoes. Return: as attach. */
+int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t rank,
+		      int64_t deadline_ns, struct tnd_error *reterr);
+/* Begins at the object that the writer's service said. */
+void tnd__guest_begin(struct tnd_channel *channel);
 void tnd__guest_leave(struct tnd_channel *channel, bool forked);
 
 /* -- writing (send.c, reserve.c) -- */
@@ -260,8 +272,10 @@ void tnd__guest_leave(struct tnd_channel *channel, bool forked);
  */
 int tnd__writer_room(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
 		     struct tnd_error *reterr);
-/* Moves the head over `held` bytes. Return: the offset in the arena. */
-uint64_t tnd__writer_take(struct tnd_channel *channel, uint64_t held);
+/* Moves the head over pending->held bytes; sets its position and offset. */
+void tnd__writer_take(struct tnd_channel *channel, struct tnd__pending *pending);
+/* Says that `bytes` is above the limit. Return: -EMSGSIZE. */
+int tnd__writer_too_long(struct tnd_channel *channel, uint64_t bytes, struct tnd_error *reterr);
 /* W2, W3: the descriptor of the next object; wakes nobody. */
 void tnd__writer_publish(struct tnd_channel *channel, uint64_t position, uint64_t bytes,
 			 uint64_t place);

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* guest.c - the reader's side of attaching, and what its service thread is told */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel_internal.h"
+
+/* P1 to P3: a flag of our own process, for a thread that may sleep. */
+static void tell(struct tnd_channel *channel, _Atomic uint32_t *flag)
+{
+	atomic_store_explicit(flag, 1, memory_order_seq_cst);
+	atomic_fetch_add_explicit(&channel->local_word, 1, memory_order_seq_cst);
+	tnd__futex_wake_local(&channel->local_word, INT_MAX);
+}
+
+static void on_packet(void *owner, struct tnd__peer *peer, struct tnd__packet *packet)
+{
+	(void)peer;
+	if (packet->kind == TND__PACKET_SLAB)
+		tnd__slabs_arrived(owner, packet);
+}
+
+static void on_gone(void *owner, struct tnd__peer *peer, int how)
+{
+	struct tnd_channel *channel = owner;
+
+	(void)peer;
+	tell(channel,
+	     how == TND__GONE_LEFT ? &channel->reader.writer_left : &channel->reader.writer_dead);
+}
+
+static const struct tnd__peer_ops guest_ops = {NULL, on_packet, on_gone};
+
+static int take_welcome(struct tnd_channel *channel, struct tnd__packet *reply,
+			struct tnd_error *reterr)
+{
+	struct tnd__reader *reader = &channel->reader;
+	struct tnd__welcome welcome;
+	int rc;
+
+	if (reply->kind != TND__PACKET_WELCOME || reply->bytes != sizeof(welcome) ||
+	    reply->fd_count != 2) {
+		for (uint32_t i = 0; i < reply->fd_count; i++)
+			close(reply->fds[i]);
+		return tnd__fail_plain(reterr, TND_E_CORRUPT,
+				       "the listener's answer is none of a channel's (kind %" PRIu32
+				       ", %" PRIu32 " descriptors): check the address",
+				       reply->kind, reply->fd_count);
+	}
+	memcpy(&welcome, reply->data, sizeof(welcome));
+	rc = tnd__segments_attach(reply->fds[0], reply->fds[1], &channel->shared, reterr);
+	if (rc < 0)
+		return rc;
+	if (welcome.place >= channel->shared.place_count)
+		rc = tnd__fail_plain(
+			reterr, TND_E_CORRUPT,
+			"channel '%s': place %" PRIu32 " of %" PRIu32 ": the writer is broken",
+			channel->shared.name, welcome.place, channel->shared.place_count);
+	reader->place = welcome.place;
+	reader->generation = welcome.generation;
+	return rc;
+}
+
+/* Where the reader begins: what the writer's service decided. */
+void tnd__guest_begin(struct tnd_channel *channel)
+{
+	struct tnd__reader *reader = &channel->reader;
+
+	reader->next = atomic_load_explicit(&channel->shared.header->seats[reader->place].admitted,
+					    memory_order_relaxed);
+	reader->cursor = reader->known = reader->next;
+}
+
+int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t rank,
+		      int64_t deadline_ns, struct tnd_error *reterr)
+{
+	struct tnd__hello hello = {TND__LAYOUT_VERSION, rank};
+	struct tnd__packet *packets = calloc(2, sizeof(*packets));
+	int rc;
+
+	if (!packets)
+		return tnd__fail_plain(reterr, -ENOMEM, "no memory to attach to '%s'", address);
+	packets[0].kind = TND__PACKET_CHANNEL;
+	packets[0].bytes = sizeof(hello);
+	memcpy(packets[0].data, &hello, sizeof(hello));
+	channel->reader.rank = rank;
+	rc = tnd__peer_connect(address, "channel", &packets[0], deadline_ns, &guest_ops, channel,
+			       &channel->reader.peer, &packets[1], reterr);
+	if (rc == 0)
+		rc = take_welcome(channel, &packets[1], reterr);
+	free(packets);
+	if (rc < 0)
+		return rc;
+	/* Where there are no pidfds, each is seen to live by its lock. */
+	rc = tnd__life_lock(channel->shared.control_fd, TND__LIFE_PLACE(channel->reader.place));
+	if (rc < 0)
+		return tnd__fail_plain(reterr, rc, "channel '%s': no lock on its memory: %s",
+				       channel->shared.name, tnd_strerror(rc));
+	tnd__peer_watch_lock(channel->reader.peer, channel->shared.control_fd, TND__LIFE_WRITER);
+	tnd__guest_begin(channel);
+	return 0;
+}
+
+void tnd__guest_leave(struct tnd_channel *channel, bool forked)
+{
+	struct tnd__reader *reader = &channel->reader;
+
+	if (!forked && channel->shared.control) {
+		(void)tnd__failpoint("channel.L1");
+		/* L1: nothing is written to our place from here on; pairs with W1 and admission. */
+		atomic_store_explicit(&channel->shared.control->places[reader->place].left,
+				      reader->generation, memory_order_seq_cst);
+		tnd__wake_writer(channel);
+	}
+	tnd__peer_close(reader->peer, !forked);
+	free(reader->borrowed);
+}
