@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_bare.c - yardsticks: one slot and a counter, nothing else
+ * bench_bare.c - yardsticks: slots and a counter, nothing else
  *
  *   futex   the reader sleeps on the counter: what a wake costs on this machine
  *   line    the reader spins on it: what a cache line takes from one core to another
  *
- * No flow control: an object that is not taken in time is overwritten. So only for scenes where the
- * queue is empty at each send.
+ * No flow control: a reader that is 32 objects late gets what was not meant for it, and the run
+ * fails. So only for scenes where the queue is empty at each send.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -17,15 +17,22 @@
 
 #include "bench_link.h"
 
+#define SLOTS 32u
+
+struct bare_slot {
+	uint64_t bytes;
+	_Alignas(64) unsigned char data[];
+};
+
 struct bare_area {
 	_Alignas(128) _Atomic uint32_t count;
-	_Alignas(128) uint64_t bytes;
-	_Alignas(128) unsigned char data[];
+	_Alignas(128) unsigned char slots[];
 };
 
 struct link {
 	struct bare_area *area;
-	uint32_t seen;
+	size_t slot_bytes;
+	uint32_t seen; /* objects sent, or received */
 	bool sleeps;
 };
 
@@ -33,7 +40,8 @@ static struct link *make(const struct link_setup *setup, bool sleeps)
 {
 	struct link *link = bench_alloc(sizeof(*link));
 
-	link->area = bench_shared(sizeof(*link->area) + setup->max_bytes);
+	link->slot_bytes = sizeof(struct bare_slot) + ((setup->max_bytes + 127) & ~UINT64_C(127));
+	link->area = bench_shared(sizeof(*link->area) + SLOTS * link->slot_bytes);
 	link->sleeps = sleeps;
 	return link;
 }
@@ -59,12 +67,19 @@ static void begin_reader(struct link *link, uint32_t rank)
 	(void)rank;
 }
 
+static struct bare_slot *slot_of(const struct link *link)
+{
+	return (void *)(link->area->slots + link->seen % SLOTS * link->slot_bytes);
+}
+
 static void send_bare(struct link *link, const void *data, size_t bytes)
 {
 	struct bare_area *area = link->area;
+	struct bare_slot *slot = slot_of(link);
 
-	memcpy(area->data, data, bytes);
-	area->bytes = bytes;
+	memcpy(slot->data, data, bytes);
+	slot->bytes = bytes;
+	link->seen++;
 	atomic_fetch_add_explicit(&area->count, 1, memory_order_seq_cst);
 	if (link->sleeps)
 		syscall(SYS_futex, &area->count, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -73,15 +88,16 @@ static void send_bare(struct link *link, const void *data, size_t bytes)
 static const void *recv_bare(struct link *link, void *buffer, size_t capacity, size_t *ret_bytes)
 {
 	struct bare_area *area = link->area;
+	struct bare_slot *slot = slot_of(link);
 
 	while (atomic_load_explicit(&area->count, memory_order_acquire) == link->seen)
 		if (link->sleeps)
 			syscall(SYS_futex, &area->count, FUTEX_WAIT, link->seen, NULL, NULL, 0);
 	link->seen++;
-	if (area->bytes > capacity)
+	if (slot->bytes > capacity)
 		bench_die("recv: a longer object than any that was sent", EBADMSG);
-	memcpy(buffer, area->data, area->bytes);
-	*ret_bytes = area->bytes;
+	*ret_bytes = slot->bytes;
+	memcpy(buffer, slot->data, slot->bytes);
 	return buffer;
 }
 

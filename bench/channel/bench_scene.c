@@ -8,8 +8,9 @@
  *             the time from there to when it has the object.
  *   pingpong  two links; a sample is half the way there and back, so that no two clocks are
  *             compared and the time of reading the clock counts half.
- *   memcpy    one thread copies the same objects, into 1 MiB that is used in turn (what a writer's
- *             copy alone takes), or, with `check`, into as much memory as they are.
+ *   memcpy    one thread copies the same objects, to as much memory as they are (link `memcpy`), or
+ *             into 1 MiB that is used in turn, as a writer does (link `memcpy-area`). All of it
+ *             was touched before.
  */
 #include <errno.h>
 #include <sched.h>
@@ -219,7 +220,8 @@ void bench_scene_reader(struct run *run, uint32_t rank)
 
 void bench_scene_memcpy(struct run *run)
 {
-	uint64_t room = run->opts.check ? run->data.total_bytes : 0, at = 0;
+	bool in_turn = strcmp(run->opts.link_name, "memcpy-area") == 0;
+	uint64_t room = in_turn ? 0 : run->data.total_bytes, at = 0;
 	struct actor *actor;
 	unsigned char *area;
 
@@ -233,7 +235,7 @@ void bench_scene_memcpy(struct run *run)
 	for (uint64_t i = 0; i < run->data.count; i++) {
 		uint64_t bytes = bench_data_bytes(&run->data, i);
 
-		if (!run->opts.check && at + bytes > AREA_BYTES)
+		if (in_turn && at + bytes > AREA_BYTES)
 			at = 0;
 		memcpy(area + at, bench_data_at(&run->data, i), bytes);
 		at += (bytes + 63) & ~UINT64_C(63);
