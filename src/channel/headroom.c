@@ -68,11 +68,13 @@ static void open_level(const struct tnd__cgroup *cgroup, void *arg)
 	headroom->v1_seen |= cgroup->v1;
 }
 
-void tnd__headroom_open(struct tnd__headroom *headroom, uint64_t bytes)
+void tnd__headroom_open(struct tnd__headroom *headroom, uint64_t bytes, const char *what)
 {
 	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};
 
 	memset(headroom, 0, sizeof(*headroom));
+	headroom->what = what;
+	headroom->left = bytes;
 	headroom->margin = TND__MAX(MARGIN_LEAST, bytes / MARGIN_SHARE);
 	/* Not above any limit that is not shown, which is all that the short way needs to know. */
 	headroom->inherited = tnd_host_memory(&memory) == 0 ? memory.cgroup_limit : 0;
@@ -150,8 +152,8 @@ static bool short_way(const struct tnd__headroom *headroom, uint64_t need)
 	return true;
 }
 
-static int refuse(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
-		  const struct tnd_host_memory *memory, struct tnd_error *reterr)
+static int refuse(const struct tnd__headroom *headroom, const struct tnd_host_memory *memory,
+		  struct tnd_error *reterr)
 {
 	char want[TND_SIZE_TEXT_MAX], margin[TND_SIZE_TEXT_MAX], left[TND_SIZE_TEXT_MAX];
 	char limit[TND_SIZE_TEXT_MAX + 16] = "";
@@ -163,32 +165,29 @@ static int refuse(const struct tnd__headroom *headroom, uint64_t bytes, const ch
 			       "expected room for %s of %s (%" PRIu64
 			       " bytes) and a margin of %s, found %s (%" PRIu64
 			       " bytes) left by %s%s; make it smaller, or raise that limit",
-			       tnd_size_format(bytes, want), what, bytes,
-			       tnd_size_format(headroom->margin, margin),
+			       tnd_size_format(headroom->left, want), headroom->what,
+			       headroom->left, tnd_size_format(headroom->margin, margin),
 			       tnd_size_format(memory->available, left), memory->available,
 			       memory->limited_by, limit);
 }
 
-int tnd__headroom_check(const struct tnd__headroom *headroom, uint64_t bytes, const char *what,
-			struct tnd_error *reterr)
+int tnd__headroom_check(const struct tnd__headroom *headroom, struct tnd_error *reterr)
 {
 	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};
-	uint64_t need = bytes + headroom->margin;
+	uint64_t need = headroom->left + headroom->margin;
 	int rc;
 
-	if (need < bytes)
-		need = UINT64_MAX;
 	if (short_way(headroom, need))
 		return 0;
 	rc = tnd_host_memory(&memory);
 	if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
 		return tnd__fail_plain(reterr, rc,
-				       "expected to see what memory is left for %s, found %s", what,
-				       tnd_strerror(rc));
+				       "expected to see what memory is left for %s, found %s",
+				       headroom->what, tnd_strerror(rc));
 	/* Without /proc nobody can say what is left: nothing is refused. */
 	if (rc < 0 || memory.available >= need)
 		return 0;
-	return refuse(headroom, bytes, what, &memory, reterr);
+	return refuse(headroom, &memory, reterr);
 }
 
 int tnd__headroom_file(uint64_t bytes, const char *what, struct tnd_error *reterr)
@@ -203,4 +202,36 @@ int tnd__headroom_file(uint64_t bytes, const char *what, struct tnd_error *reter
 		"expected a limit on file sizes (RLIMIT_FSIZE, ulimit -f) of at least %" PRIu64
 		" bytes, which %s takes, found %" PRIu64 "; make it smaller, or raise that limit",
 		bytes, what, (uint64_t)limit.rlim_cur);
+}
+
+int tnd__headroom_take(struct tnd__headroom *headroom, int fd, uint64_t from, uint64_t to,
+		       struct tnd_error *reterr)
+{
+	uint64_t step = TND__HUGE;
+
+	while (from < to) {
+		uint64_t now = TND__MIN(step, to - from);
+		int rc = tnd__headroom_check(headroom, reterr);
+
+		if (rc < 0)
+			return rc;
+		rc = tnd__failpoint("channel.fallocate");
+		if (rc == 0 && fallocate(fd, 0, (off_t)from, (off_t)now) < 0)
+			rc = -errno;
+		if (rc == -EINTR) { /* undone by the kernel: a timer must not keep us for ever */
+			step = TND__MAX(tnd__round_down(step / 2, TND__PAGE), TND__PAGE);
+			continue;
+		}
+		if (rc < 0)
+			return tnd__fail_plain(reterr, rc,
+					       "expected pages for %s (fallocate, %" PRIu64
+					       " bytes to go), found %s: %s; free some, or make it "
+					       "smaller",
+					       headroom->what, headroom->left, tnd_error_name(rc),
+					       tnd_strerror(rc));
+		from += now;
+		headroom->left -= TND__MIN(headroom->left, now);
+		step = TND__HUGE;
+	}
+	return 0;
 }

@@ -119,36 +119,16 @@ static int make_memfd(const char *kind, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
-/* Pages for [0, bytes) of `fd`; `more`: what else will be taken after them. */
-static int take_pages(int fd, uint64_t bytes, uint64_t more, const struct tnd__headroom *headroom,
+static int take_pages(struct tnd__headroom *headroom, int fd, uint64_t bytes,
 		      const struct plan *plan, struct tnd_error *reterr)
 {
-	uint64_t step = TND__HUGE;
 	int rc = tnd__failpoint("channel.truncate");
 
 	if (rc == 0 && ftruncate(fd, (off_t)bytes) < 0)
 		rc = -errno;
 	if (rc < 0)
 		return fail_call(reterr, rc, plan, "ftruncate");
-	for (uint64_t at = 0; at < bytes;) {
-		uint64_t now = TND__MIN(step, bytes - at);
-
-		rc = tnd__headroom_check(headroom, bytes - at + more, plan->what, reterr);
-		if (rc < 0)
-			return rc;
-		rc = tnd__failpoint("channel.fallocate");
-		if (rc == 0 && fallocate(fd, 0, (off_t)at, (off_t)now) < 0)
-			rc = -errno;
-		if (rc == -EINTR) { /* undone by the kernel: a timer must not keep us for ever */
-			step = TND__MAX(tnd__round_down(step / 2, TND__PAGE), TND__PAGE);
-			continue;
-		}
-		if (rc < 0)
-			return fail_call(reterr, rc, plan, "fallocate");
-		at += now;
-		step = TND__HUGE;
-	}
-	return 0;
+	return tnd__headroom_take(headroom, fd, 0, bytes, reterr);
 }
 
 static int take_memory(struct tnd__segments *segments, const struct plan *plan,
@@ -160,12 +140,10 @@ static int take_memory(struct tnd__segments *segments, const struct plan *plan,
 
 	if (rc < 0)
 		return rc;
-	tnd__headroom_open(&headroom, plan->data_bytes + plan->control_bytes);
-	rc = take_pages(segments->data_fd, plan->data_bytes, plan->control_bytes, &headroom, plan,
-			reterr);
+	tnd__headroom_open(&headroom, plan->data_bytes + plan->control_bytes, plan->what);
+	rc = take_pages(&headroom, segments->data_fd, plan->data_bytes, plan, reterr);
 	if (rc == 0)
-		rc = take_pages(segments->control_fd, plan->control_bytes, 0, &headroom, plan,
-				reterr);
+		rc = take_pages(&headroom, segments->control_fd, plan->control_bytes, plan, reterr);
 	tnd__headroom_close(&headroom);
 	return rc;
 }

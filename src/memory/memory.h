@@ -79,6 +79,9 @@ void tnd__budget_unref(struct tnd_budget *budget);
  */
 size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_bytes);
 
+/* tnd_slab_release() of a slab that others may still map: it is unmapped, and not used again. */
+void tnd__slab_discard(struct tnd_slab *slab);
+
 /*
  * Looks how much of the pool's mappings is on huge pages now; tnd_slab_pool_stats() gives the most
  * seen. Walks page tables: rarely.

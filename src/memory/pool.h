@@ -37,6 +37,7 @@ struct tnd_slab {
 	uint64_t holds;   /* the filler's and the leases' */
 	int fd;
 	bool standard; /* of the pool's slab_bytes */
+	bool doomed;   /* not to be used again */
 };
 
 struct tnd_lease {

@@ -359,7 +359,7 @@ static bool put_back(struct tnd_slab_pool *pool, struct tnd_slab *slab)
 	pool->stats.live_bytes -= slab->map_bytes;
 	free(slab->file);
 	slab->file = NULL;
-	if (pool->closed || pool->charge_leases)
+	if (pool->closed || pool->charge_leases || slab->doomed)
 		return true;
 	if (!tnd__link_alone(&pool->waiters))
 		first = TND__OF(pool->waiters.next, struct waiter, link);
@@ -413,6 +413,14 @@ void tnd_slab_release(struct tnd_slab *slab)
 {
 	if (slab)
 		tnd__slab_drop(slab, NULL);
+}
+
+void tnd__slab_discard(struct tnd_slab *slab)
+{
+	pthread_mutex_lock(&slab->pool->lock);
+	slab->doomed = true;
+	pthread_mutex_unlock(&slab->pool->lock);
+	tnd__slab_drop(slab, NULL);
 }
 
 void *tnd_slab_data(const struct tnd_slab *slab)
