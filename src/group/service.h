@@ -59,7 +59,10 @@ struct tnd__peer_ops {
 	void (*on_gone)(void *owner, struct tnd__peer *peer, int how);
 };
 
-/* Counted: the thread ends with the last unref. Return: 0, -errno. */
+/*
+ * Counted: the thread ends with the last unref, once every listener, peer and watch is closed, which
+ * hold it too. In a forked child only what was ref'd there is unref'd. Return: 0, -errno.
+ */
 int tnd__service_ref(void);
 void tnd__service_unref(void);
 /* Whether the caller is the service thread of this process. */
@@ -86,7 +89,8 @@ void tnd__listener_close(struct tnd__listener *listener);
 /*
  * Connects, checks who listens, says `hello`, waits for the reply. Until `deadline_ns` it tries
  * again while nobody listens (0: once). Callbacks may come before this returns.
- * `what`: "channel", "group": for sentences.
+ * With a listener there, its answer is waited for until the deadline, or 5 s where that is 0.
+ * `what`: "channel", "group": for sentences. `reply`: nullable.
  * Return: 0; what on_hello gave (with its sentence); -ETIMEDOUT, -ECONNREFUSED (nobody listens);
  * TND_E_DENIED; TND_E_ADDRESS; TND_E_VERSION; -errno.
  */
@@ -97,7 +101,7 @@ int tnd__peer_connect(const char *address, const char *what, const struct tnd__p
 
 /*
  * Sends; what the socket does not take at once is kept and sent by the service. MT-safe, never
- * blocks. Return: 0; -EPIPE (gone); -ENOMEM.
+ * blocks. Return: 0; -EPIPE (gone); -ENOMEM (or 4,096 packets wait); -EMFILE.
  */
 int tnd__peer_send(struct tnd__peer *peer, const struct tnd__packet *packet);
 
@@ -118,7 +122,11 @@ void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset);
 /* Takes that lock for this process. It ends when the process closes any descriptor of the file. */
 int tnd__life_lock(int fd, uint64_t offset);
 
-/* With `goodbye` the other side gets TND__GONE_LEFT. NULL is allowed. In a forked child: frees only. */
+/*
+ * With `goodbye` the other side gets TND__GONE_LEFT, after what was sent before; what the socket
+ * does not take is sent by the service within a second, or dropped. Without, it gets TND__GONE_DEAD.
+ * NULL is allowed. In a forked child: frees only.
+ */
 void tnd__peer_close(struct tnd__peer *peer, bool goodbye);
 
 /* -- processes that have not connected yet (watch.c) -- */

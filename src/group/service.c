@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * service.c - the service thread: one epoll loop over sources, and who waits for it
+ *
+ *   caller's threads                      service thread
+ *   ----------------                      --------------------------------------------
+ *   hold, source_add, watch  ---------->  epoll_wait, until the least due_ns
+ *   source_remove: unlink                 find the source by its id; none: it is gone
+ *                  wait while  <--------  running = source
+ *                  it is running            ready() or due(): callbacks, no lock
+ *   source_discard: free                  running = NULL, broadcast; free if discarded
+ *
+ * An event carries the id of its source, never a pointer: one that was freed since epoll_wait
+ * returned is not found. Ids are not used twice.
+ *
+ * The thread ends when neither callers nor sources hold it; the last one joins it, unless it is the
+ * thread itself. A new hold meanwhile starts another thread.
+ *
+ * The gate is the lock of `current` and of the counts. It says whose it is: a child that was forked
+ * while a thread of its parent held it takes it.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "service_internal.h"
+
+#define EVENT_COUNT 16
+#define KICK_ID 0 /* the id of no source */
+#define WHICH_BITS 1
+/* epoll_wait cannot fail, unless the program closed our descriptor. */
+#define BROKEN_NS 50000000
+
+static _Atomic uint64_t gate;        /* forkmark of whose thread is inside, or 0 */
+static struct tnd__service *current; /* gate */
+
+/* In the service thread: which one, of which process. */
+static _Thread_local const struct tnd__service *own;
+static _Thread_local uint64_t own_forkmark;
+
+static bool is_here(const struct tnd__service *service)
+{
+	return own == service && own_forkmark == tnd__forkmark();
+}
+
+bool tnd__service_here(void)
+{
+	return own && own_forkmark == tnd__forkmark();
+}
+
+static void gate_enter(uint64_t mark)
+{
+	for (;;) {
+		uint64_t seen = 0;
+
+		/* acquire: pairs with the release in gate_leave(). */
+		if (atomic_compare_exchange_strong_explicit(
+			    &gate, &seen, mark, memory_order_acquire, memory_order_relaxed))
+			return;
+		if (seen != mark && atomic_compare_exchange_strong_explicit(&gate, &seen, mark,
+									    memory_order_acquire,
+									    memory_order_relaxed))
+			return;
+		sched_yield();
+	}
+}
+
+static void gate_leave(void)
+{
+	/* release: pairs with the acquire in gate_enter(). */
+	atomic_store_explicit(&gate, 0, memory_order_release);
+}
+
+/* -- sources -- */
+
+bool tnd__source_forked(const struct tnd__source *source)
+{
+	return source->forkmark != tnd__forkmark();
+}
+
+void tnd__source_lock(struct tnd__source *source)
+{
+	pthread_mutex_lock(&source->service->lock);
+}
+
+void tnd__source_unlock(struct tnd__source *source)
+{
+	pthread_mutex_unlock(&source->service->lock);
+}
+
+void tnd__source_link(struct tnd__source *source)
+{
+	struct tnd__service *service = source->service;
+
+	source->removed = false;
+	source->next = service->first;
+	source->link = &service->first;
+	if (source->next)
+		source->next->link = &source->next;
+	service->first = source;
+}
+
+void tnd__source_unlink(struct tnd__source *source)
+{
+	source->removed = true;
+	if (!source->link)
+		return;
+	*source->link = source->next;
+	if (source->next)
+		source->next->link = source->link;
+	source->link = NULL;
+}
+
+void tnd__source_add(struct tnd__source *source, struct tnd__service *service,
+		     const struct tnd__source_ops *ops)
+{
+	source->ops = ops;
+	source->service = service;
+	source->forkmark = service->forkmark;
+	source->on_behalf = NULL;
+	source->due_ns = INT64_MAX;
+	source->discard = false;
+	pthread_mutex_lock(&service->lock);
+	source->id = ++service->last_id;
+	tnd__source_link(source);
+	pthread_mutex_unlock(&service->lock);
+}
+
+static int control(struct tnd__source *source, int operation, int fd, unsigned int which,
+		   uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.u64 = source->id << WHICH_BITS | which};
+	int rc = tnd__failpoint("group.epoll");
+
+	if (rc == 0 && epoll_ctl(source->service->epoll_fd, operation, fd, &event) < 0)
+		rc = -errno;
+	return rc;
+}
+
+int tnd__source_watch(struct tnd__source *source, int fd, unsigned int which, uint32_t events)
+{
+	return control(source, EPOLL_CTL_ADD, fd, which, events);
+}
+
+int tnd__source_rewatch(struct tnd__source *source, int fd, unsigned int which, uint32_t events)
+{
+	return control(source, EPOLL_CTL_MOD, fd, which, events);
+}
+
+void tnd__source_unwatch(struct tnd__source *source, int fd)
+{
+	epoll_ctl(source->service->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+static void kick(struct tnd__service *service)
+{
+	uint64_t one = 1;
+	ssize_t bytes = write(service->kick_fd, &one, sizeof(one));
+
+	/* Full only while it is readable already. */
+	(void)bytes;
+}
+
+void tnd__source_set_due(struct tnd__source *source, int64_t due_ns)
+{
+	bool earlier = due_ns < source->due_ns;
+
+	source->due_ns = due_ns;
+	if (earlier && !is_here(source->service))
+		kick(source->service);
+}
+
+static bool is_busy(const struct tnd__source *source)
+{
+	const struct tnd__source *running = source->service->running;
+
+	return running && (running == source || running->on_behalf == source);
+}
+
+void tnd__source_remove(struct tnd__source *source)
+{
+	struct tnd__service *service = source->service;
+
+	tnd__source_unlink(source);
+	if (is_here(service))
+		return;
+	while (is_busy(source))
+		pthread_cond_wait(&service->returned, &service->lock);
+}
+
+static void free_source(struct tnd__source *source)
+{
+	struct tnd__service *service = source->service;
+
+	source->ops->free(source);
+	tnd__service_put(service);
+}
+
+void tnd__source_discard(struct tnd__source *source)
+{
+	struct tnd__service *service = source->service;
+	bool later;
+
+	pthread_mutex_lock(&service->lock);
+	later = service->running == source;
+	source->discard = later;
+	pthread_mutex_unlock(&service->lock);
+	if (!later)
+		free_source(source);
+}
+
+/* -- the thread -- */
+
+/* Begins and ends with the lock held. `events`: 0 for due(). */
+static void call(struct tnd__service *service, struct tnd__source *source, unsigned int which,
+		 uint32_t events)
+{
+	bool discard;
+
+	service->running = source;
+	pthread_mutex_unlock(&service->lock);
+	if (events)
+		source->ops->ready(source, which, events);
+	else
+		source->ops->due(source, tnd__now_ns());
+	pthread_mutex_lock(&service->lock);
+	service->running = NULL;
+	discard = source->discard;
+	pthread_cond_broadcast(&service->returned);
+	if (!discard)
+		return;
+	pthread_mutex_unlock(&service->lock);
+	free_source(source);
+	pthread_mutex_lock(&service->lock);
+}
+
+static void dispatch(struct tnd__service *service, const struct epoll_event *event)
+{
+	uint64_t id = event->data.u64 >> WHICH_BITS, count;
+	unsigned int which = event->data.u64 & ((1u << WHICH_BITS) - 1);
+
+	if (id == KICK_ID) {
+		ssize_t bytes = read(service->kick_fd, &count, sizeof(count));
+
+		(void)bytes;
+		return;
+	}
+	pthread_mutex_lock(&service->lock);
+	for (struct tnd__source *source = service->first; source; source = source->next)
+		if (source->id == id) {
+			call(service, source, which, event->events);
+			break;
+		}
+	pthread_mutex_unlock(&service->lock);
+}
+
+static void run_due(struct tnd__service *service)
+{
+	int64_t now_ns = tnd__now_ns();
+	struct tnd__source *source;
+
+	pthread_mutex_lock(&service->lock);
+	for (;;) {
+		/* From the beginning: the list may have changed under a callback. */
+		for (source = service->first; source && source->due_ns > now_ns;)
+			source = source->next;
+		if (!source)
+			break;
+		source->due_ns = INT64_MAX;
+		call(service, source, 0, 0);
+	}
+	pthread_mutex_unlock(&service->lock);
+}
+
+/* For epoll_wait: ms, -1 without end. */
+static int next_timeout(struct tnd__service *service, bool *ret_stopping)
+{
+	int64_t due_ns = INT64_MAX, left_ns;
+
+	pthread_mutex_lock(&service->lock);
+	for (struct tnd__source *source = service->first; source; source = source->next)
+		due_ns = TND__MIN(due_ns, source->due_ns);
+	*ret_stopping = service->stopping;
+	pthread_mutex_unlock(&service->lock);
+	if (due_ns == INT64_MAX)
+		return -1;
+	left_ns = due_ns - tnd__now_ns();
+	return left_ns <= 0 ? 0 : (int)(TND__MIN(left_ns, INT64_C(60000000000)) / 1000000) + 1;
+}
+
+static void destroy(struct tnd__service *service)
+{
+	close(service->epoll_fd);
+	close(service->kick_fd);
+	pthread_cond_destroy(&service->returned);
+	pthread_mutex_destroy(&service->lock);
+	free(service);
+}
+
+static void *serve(void *arg)
+{
+	struct tnd__service *service = arg;
+	struct epoll_event events[EVENT_COUNT];
+
+	own = service;
+	own_forkmark = service->forkmark;
+	for (;;) {
+		bool stopping;
+		int timeout_ms = next_timeout(service, &stopping);
+		int count;
+
+		if (stopping)
+			break;
+		count = epoll_wait(service->epoll_fd, events, EVENT_COUNT, timeout_ms);
+		if (count < 0 && errno != EINTR)
+			nanosleep(&(struct timespec){.tv_nsec = BROKEN_NS}, NULL);
+		for (int i = 0; i < count; i++)
+			dispatch(service, &events[i]);
+		run_due(service);
+	}
+	if (service->detached)
+		destroy(service);
+	return NULL;
+}
+
+/* -- its life -- */
+
+static int open_fds(struct tnd__service *service)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = KICK_ID};
+	int rc = tnd__failpoint("group.epoll");
+
+	if (rc < 0)
+		return rc;
+	service->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (service->epoll_fd < 0)
+		return -errno;
+	service->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (service->kick_fd < 0) {
+		rc = -errno;
+		close(service->epoll_fd);
+		return rc;
+	}
+	if (epoll_ctl(service->epoll_fd, EPOLL_CTL_ADD, service->kick_fd, &event) == 0)
+		return 0;
+	rc = -errno;
+	close(service->kick_fd);
+	close(service->epoll_fd);
+	return rc;
+}
+
+static int start(uint64_t mark, struct tnd__service **ret_service)
+{
+	struct tnd__service *service =
+		tnd__failpoint("group.alloc") < 0 ? NULL : calloc(1, sizeof(*service));
+	int rc;
+
+	if (!service)
+		return -ENOMEM;
+	service->forkmark = mark;
+	rc = open_fds(service);
+	if (rc < 0) {
+		free(service);
+		return rc;
+	}
+	pthread_mutex_init(&service->lock, NULL);
+	pthread_cond_init(&service->returned, NULL);
+	rc = tnd__failpoint("group.thread");
+	if (rc == 0)
+		rc = tnd__thread_create(serve, service, &service->thread);
+	if (rc < 0)
+		destroy(service);
+	else
+		*ret_service = service;
+	return rc;
+}
+
+/* gate. What a forked child got of its parent's service: descriptors and memory, no thread. */
+static void drop_inherited(uint64_t mark)
+{
+	if (!current || current->forkmark == mark)
+		return;
+	/* Its lock may be held, by a thread that is not here: it is not destroyed. */
+	close(current->epoll_fd);
+	close(current->kick_fd);
+	free(current);
+	current = NULL;
+}
+
+void tnd__service_forked(void)
+{
+	uint64_t mark = tnd__forkmark();
+
+	gate_enter(mark);
+	drop_inherited(mark);
+	gate_leave();
+}
+
+static int enter(uint32_t users, uint32_t holds, struct tnd__service **ret_service)
+{
+	int rc = tnd__forkmark_init();
+	uint64_t mark = tnd__forkmark();
+
+	if (rc < 0)
+		return rc;
+	gate_enter(mark);
+	drop_inherited(mark);
+	if (!current)
+		rc = start(mark, &current);
+	if (rc == 0) {
+		current->users += users;
+		current->holds += holds;
+		*ret_service = current;
+	}
+	gate_leave();
+	return rc;
+}
+
+int tnd__service_ref(void)
+{
+	struct tnd__service *service;
+
+	return enter(1, 0, &service);
+}
+
+int tnd__service_hold(struct tnd__service **ret_service)
+{
+	return enter(0, 1, ret_service);
+}
+
+void tnd__service_hold_again(struct tnd__service *service)
+{
+	gate_enter(service->forkmark);
+	service->holds++;
+	gate_leave();
+}
+
+/* gate. Whether it was the last, and the service no longer `current`. */
+static bool is_last(struct tnd__service *service)
+{
+	if (service->users || service->holds)
+		return false;
+	if (current == service)
+		current = NULL;
+	return true;
+}
+
+/* Nobody can find it any more. */
+static void end(struct tnd__service *service)
+{
+	bool here = is_here(service);
+	pthread_t thread = service->thread;
+
+	pthread_mutex_lock(&service->lock);
+	service->stopping = true;
+	service->detached = here;
+	pthread_mutex_unlock(&service->lock);
+	if (here) {
+		pthread_detach(thread);
+		return;
+	}
+	kick(service);
+	pthread_join(thread, NULL);
+	destroy(service);
+}
+
+void tnd__service_put(struct tnd__service *service)
+{
+	bool last;
+
+	gate_enter(service->forkmark);
+	service->holds--;
+	last = is_last(service);
+	gate_leave();
+	if (last)
+		end(service);
+}
+
+void tnd__service_unref(void)
+{
+	struct tnd__service *service = NULL;
+	uint64_t mark = tnd__forkmark();
+
+	if (!mark)
+		return;
+	gate_enter(mark);
+	drop_inherited(mark);
+	if (current && current->users) {
+		current->users--;
+		if (is_last(current))
+			service = current;
+	}
+	gate_leave();
+	if (service)
+		end(service);
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * service_internal.h - between the files of the service
+ *
+ *   service.c    the thread: events and due times of sources, and callers who wait for its callbacks
+ *   listener.c   a source that accepts           peer.c    a source that carries packets
+ *   watch.c      a source that is a process      connect.c the connecting side of the handshake
+ *   wire.c       one packet on a socket          who.c     whose process is at the other end
+ *   address.c    texts to socket addresses
+ *
+ * Locks: the gate of service.c, then `lock` of a service; callbacks run under neither.
+ */
+#ifndef TND_SERVICE_INTERNAL_H
+#define TND_SERVICE_INTERNAL_H
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "service.h"
+
+/* -- the thread and its sources (service.c) -- */
+
+struct tnd__source;
+
+/* All on the service thread, but for free(). */
+struct tnd__source_ops {
+	/* `which`: as given to tnd__source_watch; `events`: EPOLL*. */
+	void (*ready)(struct tnd__source *source, unsigned int which, uint32_t events);
+	/* due_ns has passed; it was set to INT64_MAX. */
+	void (*due)(struct tnd__source *source, int64_t now_ns);
+	void (*free)(struct tnd__source *source);
+};
+
+struct tnd__service {
+	uint64_t forkmark;
+	pthread_t thread;
+	int epoll_fd, kick_fd;
+	uint32_t users; /* gate: references of callers */
+	uint32_t holds; /* gate: those of sources */
+	pthread_mutex_t lock;
+	pthread_cond_t returned; /* `running` or its `on_behalf` changed */
+	struct tnd__source *first;
+	struct tnd__source *running; /* whose ready() or due() runs */
+	uint64_t last_id;
+	bool stopping, detached;
+};
+
+/* What the thread waits for. The first member of listeners, peers and watches. */
+struct tnd__source {
+	const struct tnd__source_ops *ops;
+	struct tnd__service *service; /* not to be followed in a forked child */
+	uint64_t forkmark, id;
+	/* lock */
+	struct tnd__source *next, **link;
+	struct tnd__source *on_behalf; /* nullable: a close of that one waits for us as well */
+	int64_t due_ns;                /* INT64_MAX: none */
+	bool removed;                  /* no callback may begin any more */
+	bool discard;                  /* to be freed once ready() or due() has returned */
+};
+
+/* Starts the thread if there is none. Each successful call needs a put. Return: 0, -errno. */
+int tnd__service_hold(struct tnd__service **ret_service);
+/* For who holds it already. */
+void tnd__service_hold_again(struct tnd__service *service);
+void tnd__service_put(struct tnd__service *service);
+
+/* In a forked child: gives back what is left there of its parent's service. */
+void tnd__service_forked(void);
+
+/* In a child of the process that made it? Then it is only freed. */
+bool tnd__source_forked(const struct tnd__source *source);
+
+/* The source takes over a hold on `service`. */
+void tnd__source_add(struct tnd__source *source, struct tnd__service *service,
+		     const struct tnd__source_ops *ops);
+/* Return: 0, -errno. Level-triggered. */
+int tnd__source_watch(struct tnd__source *source, int fd, unsigned int which, uint32_t events);
+int tnd__source_rewatch(struct tnd__source *source, int fd, unsigned int which, uint32_t events);
+/* Before the close of `fd`: a forked child may have it open still. */
+void tnd__source_unwatch(struct tnd__source *source, int fd);
+
+/* These four: lock held. */
+void tnd__source_set_due(struct tnd__source *source, int64_t due_ns);
+void tnd__source_link(struct tnd__source *source);
+void tnd__source_unlink(struct tnd__source *source);
+/* Unlinks, and waits until none of its callbacks runs, unless this is the service thread. */
+void tnd__source_remove(struct tnd__source *source);
+
+void tnd__source_lock(struct tnd__source *source);
+void tnd__source_unlock(struct tnd__source *source);
+/* Frees what was unlinked, now or when its callback returns, and gives the hold back. */
+void tnd__source_discard(struct tnd__source *source);
+
+/* -- packets on a socket (wire.c) -- */
+
+#define TND__WIRE_MAGIC UINT32_C(0x53444e54) /* "TNDS" */
+#define TND__WIRE_VERSION 1u
+
+/* Magic, version and what a refusal needs never change place. */
+struct tnd__wire {
+	uint32_t magic, version;
+	uint32_t step; /* TND__STEP_* */
+	uint32_t kind, bytes, fd_count;
+};
+
+#define TND__STEP_HELLO 1u
+#define TND__STEP_REPLY 2u
+#define TND__STEP_REFUSED 3u /* instead of a reply: struct tnd__refusal */
+#define TND__STEP_PACKET 4u
+#define TND__STEP_GOODBYE 5u
+
+struct tnd__refusal {
+	int32_t code, rank;
+	char message[TND_ERROR_MESSAGE_MAX];
+};
+
+/* Never blocks. `packet`: nullable. Return: 0; -EAGAIN; -EPIPE; -errno. */
+int tnd__wire_send(int fd, uint32_t step, const struct tnd__packet *packet);
+/* Tells the connecting side what it will return. */
+void tnd__wire_refuse(int fd, int code, const struct tnd_error *error);
+/*
+ * Never blocks. A packet of another version comes without contents.
+ * Return: 1; 0 (end); -EAGAIN; -EPROTO (no packet of ours); -EMFILE (descriptors were lost); -errno.
+ */
+int tnd__wire_receive(int fd, struct tnd__wire *ret_wire, struct tnd__packet *ret_packet);
+/* Closes what its receiver has not taken. */
+void tnd__packet_close_fds(struct tnd__packet *packet);
+
+/* -- who is at the other end (who.c) -- */
+
+struct tnd__who {
+	uid_t uid;
+	int32_t pid; /* 0: not in our pid namespace */
+	int pid_fd;  /* owned, or -1 */
+};
+
+/*
+ * Of a connected socket: who connected, or who listened.
+ * Return: 0; -ESRCH (the process has ended); -EMFILE; -errno.
+ */
+int tnd__who_is(int fd, struct tnd__who *ret_who);
+/* Return: descriptor, close-on-exec; -ESRCH; -errno. */
+int tnd__pidfd_open(int32_t pid);
+/* Whether the process of a pidfd has ended. */
+bool tnd__pidfd_ended(int pid_fd);
+
+/* -- addresses (address.c) -- */
+
+/* Return: 0; TND_E_ADDRESS. */
+int tnd__address_parse(const char *address, struct sockaddr_un *ret_name, socklen_t *ret_bytes,
+		       struct tnd_error *reterr);
+/* A new "unix:@tundish-PID-RANDOM". Return: 0; -errno. */
+int tnd__address_fresh(char address[TND__ADDRESS_BYTES], struct tnd_error *reterr);
+
+/* -- peers (peer.c) -- */
+
+/* Takes both over. Return: NULL if memory ran out (nothing is taken then). */
+struct tnd__peer *tnd__peer_new(int fd, const struct tnd__who *who, const struct tnd__peer_ops *ops,
+				void *owner);
+/* Takes over a hold on `service`. Return: 0; -errno, with goodbye said and the peer freed. */
+int tnd__peer_start(struct tnd__peer *peer, struct tnd__service *service);
+
+/* Connections of a listener that have not said hello. lock. */
+struct tnd__newcomers {
+	struct tnd__peer *first;
+	uint32_t count;
+};
+/* The same for one that has to say hello until `deadline_ns`. On the service thread. */
+int tnd__peer_start_newcomer(struct tnd__peer *peer, struct tnd__service *service,
+			     struct tnd__source *listener, struct tnd__newcomers *newcomers,
+			     int64_t deadline_ns);
+/* Ends them. lock; their listener was removed. `forked`: frees only, no lock. */
+void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__source *listener,
+			bool forked);
+
+#endif
