@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 BUILD ?= build
 
-.PHONY: all help deps demo check bench install clean
+.PHONY: all help deps demo check bench bench-channel install clean
 
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD)
@@ -17,7 +17,7 @@ help:
 	@echo "make deps     install what building and testing need (Debian packages; root or sudo)"
 	@echo "make demo     from nothing to four ranks that load a real checkpoint"
 	@echo "make check    the whole suite, sanitizer builds too; last line: N passed, N failed"
-	@echo "make bench    the benchmarks"
+	@echo "make bench    the benchmarks; make bench-channel: of messages only"
 	@echo "make install  PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make clean    remove every build folder, test venv and the demo's files"
 
@@ -35,6 +35,11 @@ bench:
 	@[ -f build-bench/build.ninja ] || meson setup build-bench --buildtype=release -Dtests=false -Dbench=true >/dev/null
 	@ninja -C build-bench
 	@meson test -C build-bench --benchmark --no-rebuild --verbose
+
+bench-channel:
+	@[ -f build-bench/build.ninja ] || meson setup build-bench --buildtype=release -Dtests=false -Dbench=true >/dev/null
+	@ninja -C build-bench bench/channel/bench-channel
+	@python3 bench/channel.py --build build-bench/bench
 
 install: all
 	@meson configure $(BUILD) -Dprefix=$(PREFIX) >/dev/null

@@ -43,22 +43,28 @@ class Case:
 
 
 QUESTIONS = {
-    "latency": """One way from send to receive, one object at a time into an empty queue. Bound: where the reader sleeps, a wake (see
-wake); where it spins, the line that says so and the lines of the object, each from one core's cache to the other's (the link `line`), and two
-copies. With more processes than cores a sleeping reader must also be given one. Readers of `flags` and of `-spin` always spin.""",
-    "pingpong": """The same by two links, half of there and back, so without comparing clocks. Bound: `line`, one slot and one counter.""",
-    "small": """Objects a second as fast as the writer can, 64 bytes. Bound: 10 M/s are 100 ns for each, one line of descriptor and
-one of bytes from core to core, some 100 ns each if they came one by one: so they must come several at a time.""",
+    "latency": """One way from send to receive, one object at a time into an empty queue. Bound: where the reader sleeps, a
+wake (see wake); where it spins, the line that says so and the lines of the object, each from one core's cache to the
+other's (the link `line`), and two copies. With more processes than cores a sleeping reader must also be given one. Readers
+of `flags` and of `-spin` always spin.""",
+    "pingpong": """The same by two links, half of there and back, so without comparing clocks. Bound: `line`, one slot and
+one counter.""",
+    "small": """Objects a second as fast as the writer can, 64 bytes. Bound: 10 M/s are 100 ns for each, one line of
+descriptor and one of bytes from core to core, some 100 ns each if they came one by one: so they must come several at a
+time.""",
     "bytes": """Bytes a second of larger objects. Bound: memcpy, once on each side at the same time.""",
-    "stress": """10,000 objects of 8 to 79,992 bytes, 401 MB, each read once from where it lies, through 1 MiB, copied in and out.
-Yardstick: one thread that copies the same 401 MB to as much memory (`memcpy`). Bound: the same into 1 MiB used in turn (`memcpy-area`), which is
-the writer's part alone; a reader's part is the same beside it, out of another core's cache, as long as there are cores.""",
-    "wake": """A reader that sleeps; one object of 64 bytes each half millisecond. Bound: a bare futex (`futex`), by the same program with
-the same processors.""",
+    "stress": """10,000 objects of 8 to 79,992 bytes, 401 MB, each read once from where it lies, through 1 MiB, copied in
+and out. Yardstick: one thread that copies the same 401 MB to as much memory (`memcpy`). Bound: the same into 1 MiB used in
+turn (`memcpy-area`), which is the writer's part alone; a reader's part is the same beside it, out of another core's cache,
+as long as there are cores.""",
+    "wake": """A reader that sleeps; one object of 64 bytes each half millisecond. Bound: a bare futex (`futex`), by the
+same program with the same processors.""",
     "idle": """CPU of processes that wait 2 s for nothing, a share of one core. Bound: 0.""",
-    "tick": """CPU where one object comes each 10 ms. Bound: two system calls and two switches on each side, some 20 us in 10 ms.""",
-    "slow": """One of three readers takes 1 ms for each object. Nothing may be lost, so all go at its pace: about 900 objects/s, less
-what the ring takes ahead. Asked is what the others and the writer use meanwhile, and whether memory grows.""",
+    "tick": """CPU where one object comes each 10 ms. Bound: two system calls and two switches on each side, some 20 us in
+10 ms.""",
+    "slow": """One of three readers takes 1 ms for each object. Nothing may be lost, so all go at its pace: about 900
+objects/s, less what the ring takes ahead. Asked is what the others and the writer use meanwhile, and whether memory
+grows.""",
 }
 
 

@@ -5,7 +5,7 @@
  *   futex   the reader sleeps on the counter: what a wake costs on this machine
  *   line    the reader spins on it: what a cache line takes from one core to another
  *
- * No flow control: a reader that is 32 objects late gets what was not meant for it, and the run
+ * No flow control: a reader that is 256 objects late gets what was not meant for it, and the run
  * fails. So only for scenes where the queue is empty at each send.
  */
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #include "bench_link.h"
 
-#define SLOTS 32u
+#define SLOTS 256u
 
 struct bare_slot {
 	uint64_t bytes;
