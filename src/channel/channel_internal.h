@@ -3,13 +3,14 @@
  * channel_internal.h - between the files of channel/
  *
  *   channel.c      options, create, attach, close, info
- *   segment.c      the two memfds: taken within the limits, sealed, mapped, checked
+ *   segment.c      the two memfds: taken within the limits (headroom.c), sealed, mapped;
+ *                  segment_attach.c: checked
  *   places.c       who reads: admission, leaving, eviction, death (service thread and writer)
  *   guest.c        the reader's side of attaching, and what its service thread is told
  *   send.c         the writer's data path; reserve.c: reservations
  *   receive.c      the readers' data path
  *   wait.c         spin, sleep, wake, warn: both sides
- *   bigobject.c    objects by slab
+ *   bigobject.c    objects by slab: the writer; slabview.c: the readers
  *   stat.c         all of it seen from outside
  *
  * Locks: `lock` of a handle guards its places, slabs and reservations; nothing waits under it.
@@ -310,6 +311,8 @@ uint64_t tnd__slabs_place(struct tnd_channel *channel, uint32_t index);
 void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t number);
 /* Its reservation was aborted. */
 void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index);
+/* Service thread of the writer: a reader was admitted, and gets the descriptors of all slabs. */
+void tnd__slabs_greet(struct tnd_channel *channel);
 /* Service thread of the writer: a reader asks for a slab's descriptor. */
 void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
 		      const struct tnd__packet *packet);
@@ -321,7 +324,7 @@ void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
 int tnd__slabs_borrow(struct tnd_channel *channel, uint64_t place, uint64_t bytes,
 		      int64_t deadline_ns, struct tnd_object *object, struct tnd_error *reterr);
 /* Whether `object` is by slab. */
-bool tnd__slabs_is(const struct tnd_object *object);
+bool tnd__slabs_is(const struct tnd_channel *channel, const struct tnd_object *object);
 int tnd__slabs_release(struct tnd_channel *channel, const struct tnd_object *object);
 /* Service thread of the reader: a descriptor came. */
 void tnd__slabs_arrived(struct tnd_channel *channel, struct tnd__packet *packet);

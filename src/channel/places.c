@@ -276,6 +276,7 @@ static int on_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *pac
 	reply->fds[0] = channel->shared.data_fd;
 	reply->fds[1] = channel->shared.control_fd;
 	(void)tnd__failpoint("channel.A5");
+	tnd__slabs_greet(channel);
 	return 0;
 }
 

@@ -264,7 +264,7 @@ int tnd_channel_release(struct tnd_channel *channel, const struct tnd_object *ob
 		return TND_E_FORKED;
 	if (channel->is_writer || !object)
 		return TND_E_INVALID;
-	if (tnd__slabs_is(object)) {
+	if (tnd__slabs_is(channel, object)) {
 		rc = tnd__slabs_release(channel, object);
 	} else if (atomic_load_explicit(&reader->borrows, memory_order_acquire)) {
 		pthread_mutex_lock(&channel->lock);

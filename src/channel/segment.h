@@ -8,6 +8,7 @@
 #include "channel_internal.h"
 
 #define TND__DATA_SEALS (F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define TND__SLAB_SEALS (F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 #define TND__CONTROL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /* Whole pages: nothing of a mapping lies behind the end of its file. */

@@ -415,6 +415,11 @@ void tnd_slab_release(struct tnd_slab *slab)
 		tnd__slab_drop(slab, NULL);
 }
 
+bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool)
+{
+	return pool->how.shared;
+}
+
 void tnd__slab_discard(struct tnd_slab *slab)
 {
 	pthread_mutex_lock(&slab->pool->lock);

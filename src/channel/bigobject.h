@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bigobject.h - objects by slab: between bigobject.c, the writer, and slabview.c, the readers */
+#ifndef TND_BIGOBJECT_H
+#define TND_BIGOBJECT_H
+
+#include "channel_internal.h"
+
+/* What a packet of the kind TND__PACKET_SLAB carries. */
+struct tnd__slab_note {
+	uint64_t serial;
+	uint64_t bytes; /* of the memfd */
+	uint32_t index;
+	uint32_t what; /* TND__NOTE_* */
+};
+enum {
+	TND__NOTE_ASK,   /* reader: its descriptor, please */
+	TND__NOTE_HERE,  /* writer: with the descriptor */
+	TND__NOTE_GONE,  /* writer, as an answer: there is none */
+	TND__NOTE_RETIRE /* writer: unmap it */
+};
+
+/* `place` of a descriptor. */
+static inline uint64_t tnd__slab_place(uint64_t serial, uint32_t index)
+{
+	return serial << 12 | (uint64_t)index << 6 | TND__OBJECT_SLAB;
+}
+
+/* One slab in the writer's process. */
+struct tnd__host_slab {
+	struct tnd_slab *slab; /* lock, to change; NULL: the index is vacant */
+	uint64_t serial, bytes;
+	uint64_t taken;  /* bytes that have their pages */
+	uint64_t number; /* of the object that it carried last */
+	/* Whose it is: a taker may hand it on in another thread. */
+	_Atomic uint32_t state;
+	/* lock; generation of each place's occupant that has been given the descriptor */
+	uint32_t told[TND__PLACES_MAX];
+};
+
+/* One slab in a reader's process. lock. */
+struct tnd__view {
+	struct tnd__view *next;
+	uint64_t serial, bytes;
+	uint64_t seen_taken; /* bytes that were seen to have their pages */
+	const unsigned char *data;
+	uint32_t index;
+	uint32_t holds; /* borrows that are open */
+	int fd;
+	bool retired;
+};
+
+/* One object by slab that is borrowed. lock. */
+struct tnd__hold {
+	uint64_t ticket;
+	struct tnd__view *view;
+};
+
+struct tnd__slabs {
+	/* writer */
+	struct tnd_slab_pool *pool;
+	uint64_t serials; /* given so far */
+	/* reader, under lock */
+	struct tnd__view *views;
+	struct tnd__hold *holds;
+	size_t hold_count, hold_capacity;
+	uint64_t failed_serial; /* could not be had */
+	int failed_code;
+	/* writer: TND__SLABS_MAX of them */
+	struct tnd__host_slab host[];
+};
+
+/* Packet for `note`, with `fd` unless it is -1. */
+void tnd__slab_packet(const struct tnd__slab_note *note, int fd, struct tnd__packet *packet);
+
+/* The reader's part of tnd__slabs_close(). */
+void tnd__views_close(struct tnd__slabs *slabs);
+
+#endif
