@@ -9,8 +9,9 @@
  * folder, which leaves nothing behind.
  *
  * Connections wait in `newcomers` until they said hello, NEWCOMERS_MAX at once and for HELLO_NS at
- * most. Where no more can be accepted (out of descriptors, too many newcomers), the listener is
- * not watched for PAUSE_NS: the backlog holds those who come meanwhile.
+ * most; beyond that the oldest has to go: who means it says hello at once. Where no more can be
+ * accepted (out of descriptors), the listener is not watched for PAUSE_NS: the backlog holds those
+ * who come meanwhile.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +36,7 @@
 #define TURN_POLL_MS 2
 
 struct tnd__listener {
-	struct tnd__source source;
+	struct tnd__served served;
 	int fd;
 	const struct tnd__peer_ops *ops;
 	void *owner;
@@ -50,9 +51,9 @@ struct tnd__listener {
 	char address[TND__ADDRESS_BYTES];
 };
 
-static struct tnd__listener *of(struct tnd__source *source)
+static struct tnd__listener *of(struct tnd__served *served)
 {
-	return (struct tnd__listener *)(void *)source;
+	return (struct tnd__listener *)(void *)served;
 }
 
 /* -- accepting -- */
@@ -61,13 +62,12 @@ static void pause_accepting(struct tnd__listener *listener, int rc)
 {
 	if (!listener->warned)
 		tnd__log(TND_LOG_WARNING, "%s: no connection can be accepted for now: %s",
-			 listener->address,
-			 rc == -EAGAIN ? "too many have not said hello" : tnd_strerror(rc));
+			 listener->address, tnd_strerror(rc));
 	listener->warned = true;
-	tnd__source_lock(&listener->source);
-	tnd__source_unwatch(&listener->source, listener->fd);
-	tnd__source_set_due(&listener->source, tnd__now_ns() + PAUSE_NS);
-	tnd__source_unlock(&listener->source);
+	tnd__served_lock(&listener->served);
+	tnd__served_unwatch(&listener->served, listener->fd);
+	tnd__served_set_due(&listener->served, tnd__now_ns() + PAUSE_NS);
+	tnd__served_unlock(&listener->served);
 }
 
 static void refuse_user(int fd, const struct tnd__who *who)
@@ -82,7 +82,7 @@ static void refuse_user(int fd, const struct tnd__who *who)
 
 static int start_newcomer(struct tnd__listener *listener, int fd, const struct tnd__who *who)
 {
-	struct tnd__service *service = listener->source.service;
+	struct tnd__service *service = listener->served.service;
 	struct tnd__peer *peer = tnd__peer_new(fd, who, listener->ops, listener->owner);
 
 	if (!peer) {
@@ -91,8 +91,11 @@ static int start_newcomer(struct tnd__listener *listener, int fd, const struct t
 			close(who->pid_fd);
 		return -ENOMEM;
 	}
+	/* Only this thread makes it grow. */
+	if (listener->newcomers.count >= NEWCOMERS_MAX)
+		tnd__newcomers_drop_oldest(&listener->newcomers);
 	tnd__service_hold_again(service);
-	return tnd__peer_start_newcomer(peer, service, &listener->source, &listener->newcomers,
+	return tnd__peer_start_newcomer(peer, service, &listener->served, &listener->newcomers,
 					tnd__now_ns() + HELLO_NS);
 }
 
@@ -125,35 +128,32 @@ static int accept_one(struct tnd__listener *listener)
 	return fd < 0 ? -errno : admit(listener, fd);
 }
 
-static void listener_ready(struct tnd__source *source, unsigned int which, uint32_t events)
+static void listener_ready(struct tnd__served *served, unsigned int which, uint32_t events)
 {
-	struct tnd__listener *listener = of(source);
-	bool full = false;
+	struct tnd__listener *listener = of(served);
 	int rc = 0;
 
 	(void)which;
 	(void)events;
 	for (int i = 0; i < ACCEPT_BURST && rc == 0; i++) {
-		/* Only this thread makes it grow. */
-		full = listener->newcomers.count >= NEWCOMERS_MAX;
-		rc = full ? -EAGAIN : accept_one(listener);
+		rc = accept_one(listener);
 		if (rc == -EINTR || rc == -ECONNABORTED)
 			rc = 0;
 		else if (rc == 0)
 			listener->warned = false;
 	}
-	if (full || (rc < 0 && rc != -EAGAIN))
+	if (rc < 0 && rc != -EAGAIN)
 		pause_accepting(listener, rc);
 }
 
-static void listener_due(struct tnd__source *source, int64_t now_ns)
+static void listener_due(struct tnd__served *served, int64_t now_ns)
 {
-	struct tnd__listener *listener = of(source);
+	struct tnd__listener *listener = of(served);
 
-	tnd__source_lock(source);
-	if (!source->removed && tnd__source_watch(source, listener->fd, 0, EPOLLIN) < 0)
-		tnd__source_set_due(source, now_ns + PAUSE_NS);
-	tnd__source_unlock(source);
+	tnd__served_lock(served);
+	if (!served->removed && tnd__served_watch(served, listener->fd, 0, EPOLLIN) < 0)
+		tnd__served_set_due(served, now_ns + PAUSE_NS);
+	tnd__served_unlock(served);
 }
 
 /* -- socket files -- */
@@ -324,24 +324,24 @@ static int set_address(struct tnd__listener *listener, const char *address,
 					   &listener->name_bytes, reterr);
 }
 
-static void listener_free(struct tnd__source *source)
+static void listener_free(struct tnd__served *served)
 {
-	struct tnd__listener *listener = of(source);
+	struct tnd__listener *listener = of(served);
 
 	if (listener->fd >= 0)
 		close(listener->fd);
 	free(listener);
 }
 
-static const struct tnd__source_ops source_ops = {listener_ready, listener_due, listener_free};
+static const struct tnd__served_ops served_ops = {listener_ready, listener_due, listener_free};
 
 /* Return: 0; -errno, and then the hold is given back and the listener is freed. */
 static int start(struct tnd__listener *listener, struct tnd__service *service)
 {
 	int rc;
 
-	tnd__source_add(&listener->source, service, &source_ops);
-	rc = tnd__source_watch(&listener->source, listener->fd, 0, EPOLLIN);
+	tnd__served_add(&listener->served, service, &served_ops);
+	rc = tnd__served_watch(&listener->served, listener->fd, 0, EPOLLIN);
 	if (rc < 0)
 		tnd__listener_close(listener);
 	return rc;
@@ -380,7 +380,7 @@ int tnd__listener_open(const char *address, const struct tnd__peer_ops *ops, voi
 
 free_listener:
 	remove_file(listener);
-	listener_free(&listener->source);
+	listener_free(&listener->served);
 	return rc;
 }
 
@@ -403,18 +403,18 @@ void tnd__listener_close(struct tnd__listener *listener)
 {
 	if (!listener)
 		return;
-	if (tnd__source_forked(&listener->source)) {
-		tnd__newcomers_end(&listener->newcomers, &listener->source, true);
-		listener_free(&listener->source);
+	if (tnd__served_forked(&listener->served)) {
+		tnd__newcomers_end(&listener->newcomers, &listener->served, true);
+		listener_free(&listener->served);
 		tnd__service_forked();
 		return;
 	}
 	remove_file(listener);
-	tnd__source_lock(&listener->source);
-	tnd__source_remove(&listener->source);
-	tnd__newcomers_end(&listener->newcomers, &listener->source, false);
-	tnd__source_unwatch(&listener->source, listener->fd);
-	tnd__source_unlock(&listener->source);
+	tnd__served_lock(&listener->served);
+	tnd__served_remove(&listener->served);
+	tnd__newcomers_end(&listener->newcomers, &listener->served, false);
+	tnd__served_unwatch(&listener->served, listener->fd);
+	tnd__served_unlock(&listener->served);
 	end_backlog(listener);
-	tnd__source_discard(&listener->source);
+	tnd__served_discard(&listener->served);
 }

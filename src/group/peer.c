@@ -26,7 +26,7 @@
 #define ON_SOCKET 0u
 #define ON_PIDFD 1u
 
-#define READ_BURST 64    /* packets before other sources have their turn */
+#define READ_BURST 64    /* packets before others have their turn */
 #define READ_LAST 4096   /* of a dead process; a child of it may still write */
 #define QUEUE_MAX 4096   /* packets: a peer that is stopped costs so much at most */
 #define LOCK_NS 50000000 /* between looks at a life lock */
@@ -41,7 +41,7 @@ struct outgoing {
 };
 
 struct tnd__peer {
-	struct tnd__source source;
+	struct tnd__served served;
 	int fd, pid_fd;
 	int32_t pid;
 	const struct tnd__peer_ops *ops;
@@ -60,9 +60,9 @@ struct tnd__peer {
 	struct tnd__peer *next_newcomer, **newcomer_link;
 };
 
-static struct tnd__peer *of(struct tnd__source *source)
+static struct tnd__peer *of(struct tnd__served *served)
 {
-	return (struct tnd__peer *)(void *)source;
+	return (struct tnd__peer *)(void *)served;
 }
 
 /* -- sending -- */
@@ -122,8 +122,8 @@ static void want_write(struct tnd__peer *peer, bool want)
 	if (want == peer->want_write)
 		return;
 	peer->want_write = want;
-	if (tnd__source_rewatch(&peer->source, peer->fd, ON_SOCKET, events) < 0)
-		tnd__source_set_due(&peer->source, tnd__now_ns() + RETRY_NS);
+	if (tnd__served_rewatch(&peer->served, peer->fd, ON_SOCKET, events) < 0)
+		tnd__served_set_due(&peer->served, tnd__now_ns() + RETRY_NS);
 }
 
 /* lock. One send of what waits. Return: 1 (nothing waits), 0 (sent), -errno. */
@@ -165,7 +165,7 @@ static bool flush(struct tnd__peer *peer)
 	want_write(peer, rc == -EAGAIN);
 	/* Lack of kernel memory, or of descriptors in flight, ends without an event. */
 	if (rc < 0 && rc != -EPIPE && rc != -EAGAIN)
-		tnd__source_set_due(&peer->source, tnd__now_ns() + RETRY_NS);
+		tnd__served_set_due(&peer->served, tnd__now_ns() + RETRY_NS);
 	return !peer->queue && !peer->goodbye;
 }
 
@@ -173,9 +173,9 @@ int tnd__peer_send(struct tnd__peer *peer, const struct tnd__packet *packet)
 {
 	int rc = -EPIPE;
 
-	if (tnd__source_forked(&peer->source))
+	if (tnd__served_forked(&peer->served))
 		return -EPIPE;
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	if (peer->state == OPEN || peer->hold) {
 		rc = -EAGAIN;
 		if (!peer->queue && !peer->hold)
@@ -185,7 +185,7 @@ int tnd__peer_send(struct tnd__peer *peer, const struct tnd__packet *packet)
 			flush(peer);
 		}
 	}
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	return rc;
 }
 
@@ -201,40 +201,40 @@ static void newcomer_leave(struct tnd__peer *peer)
 		peer->next_newcomer->newcomer_link = peer->newcomer_link;
 	peer->newcomers->count--;
 	peer->newcomers = NULL;
-	peer->source.on_behalf = NULL;
+	peer->served.on_behalf = NULL;
 }
 
 /* lock */
 static void unwatch(struct tnd__peer *peer)
 {
-	tnd__source_unwatch(&peer->source, peer->fd);
+	tnd__served_unwatch(&peer->served, peer->fd);
 	if (peer->pid_fd >= 0)
-		tnd__source_unwatch(&peer->source, peer->pid_fd);
+		tnd__served_unwatch(&peer->served, peer->pid_fd);
 }
 
-/* On the service thread, in a callback of the peer: nobody will own it. */
+/* On the service thread: nobody will own it. */
 static void abandon(struct tnd__peer *peer)
 {
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	newcomer_leave(peer);
-	tnd__source_unlink(&peer->source);
-	tnd__source_unlock(&peer->source);
-	tnd__source_discard(&peer->source);
+	tnd__served_unlink(&peer->served);
+	tnd__served_unlock(&peer->served);
+	tnd__served_discard(&peer->served);
 }
 
 static void gone(struct tnd__peer *peer, int how)
 {
 	bool tell;
 
-	tnd__source_lock(&peer->source);
-	tell = peer->state == OPEN && !peer->source.removed;
+	tnd__served_lock(&peer->served);
+	tell = peer->state == OPEN && !peer->served.removed;
 	if (peer->state == OPEN) {
 		peer->state = GONE;
 		peer->lock_fd = -1;
 		unwatch(peer);
 		queue_drop(peer);
 	}
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	if (tell)
 		peer->ops->on_gone(peer->owner, peer, how);
 }
@@ -258,11 +258,11 @@ static int ask_owner(struct tnd__peer *peer, struct tnd__packet *hello, struct t
 	memset(error, 0, sizeof(*error));
 	error->rank = -1;
 	memset(reply, 0, offsetof(struct tnd__packet, data));
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	peer->hold = true;
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	/* A listener that goes waits for us: on_behalf says so as long as we are in its list. */
-	if (peer->source.on_behalf)
+	if (peer->served.on_behalf)
 		rc = peer->ops->on_hello(peer->owner, peer, hello, reply, error);
 	tnd__packet_close_fds(hello);
 	return rc;
@@ -280,14 +280,14 @@ static void hello_received(struct tnd__peer *peer, struct tnd__packet *hello)
 		return;
 	}
 	rc = tnd__wire_send(peer->fd, TND__STEP_REPLY, &reply);
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	newcomer_leave(peer);
 	peer->state = OPEN;
 	peer->hold = false;
-	if (!peer->source.removed)
-		peer->source.due_ns = peer->lock_fd >= 0 ? 0 : INT64_MAX;
+	if (!peer->served.removed)
+		peer->served.due_ns = peer->lock_fd >= 0 ? 0 : INT64_MAX;
 	flush(peer);
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	/* Without the reply it waits in vain; EPIPE comes as the end of the connection as well. */
 	if (rc < 0)
 		gone(peer, TND__GONE_DEAD);
@@ -332,9 +332,9 @@ static bool may_read(struct tnd__peer *peer)
 {
 	bool may;
 
-	tnd__source_lock(&peer->source);
-	may = !peer->source.removed && (peer->state == NEWCOMER || peer->state == OPEN);
-	tnd__source_unlock(&peer->source);
+	tnd__served_lock(&peer->served);
+	may = !peer->served.removed && (peer->state == NEWCOMER || peer->state == OPEN);
+	tnd__served_unlock(&peer->served);
 	return may;
 }
 
@@ -359,7 +359,7 @@ static void read_packets(struct tnd__peer *peer, unsigned int most)
 	}
 }
 
-/* -- as a source -- */
+/* -- on the service thread -- */
 
 /* lock. A look at the life lock. Whether it was let go of. */
 static bool lock_ended(struct tnd__peer *peer)
@@ -371,7 +371,7 @@ static bool lock_ended(struct tnd__peer *peer)
 
 	if (peer->lock_fd < 0)
 		return false;
-	tnd__source_set_due(&peer->source, tnd__now_ns() + LOCK_NS);
+	tnd__served_set_due(&peer->served, tnd__now_ns() + LOCK_NS);
 	if (fcntl(peer->lock_fd, F_GETLK, &lock) < 0)
 		return false;
 	if (lock.l_type != F_UNLCK)
@@ -383,20 +383,20 @@ static void linger(struct tnd__peer *peer, bool ended)
 {
 	bool done;
 
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	done = ended || flush(peer) || tnd__now_ns() >= peer->linger_until_ns;
 	if (done)
-		tnd__source_unlink(&peer->source);
-	else if (peer->source.due_ns > peer->linger_until_ns)
-		tnd__source_set_due(&peer->source, peer->linger_until_ns);
-	tnd__source_unlock(&peer->source);
+		tnd__served_unlink(&peer->served);
+	else if (peer->served.due_ns > peer->linger_until_ns)
+		tnd__served_set_due(&peer->served, peer->linger_until_ns);
+	tnd__served_unlock(&peer->served);
 	if (done)
-		tnd__source_discard(&peer->source);
+		tnd__served_discard(&peer->served);
 }
 
-static void peer_ready(struct tnd__source *source, unsigned int which, uint32_t events)
+static void peer_ready(struct tnd__served *served, unsigned int which, uint32_t events)
 {
-	struct tnd__peer *peer = of(source);
+	struct tnd__peer *peer = of(served);
 
 	if (peer->state == LINGER) {
 		linger(peer, which == ON_PIDFD || events & (EPOLLERR | EPOLLHUP));
@@ -410,18 +410,18 @@ static void peer_ready(struct tnd__source *source, unsigned int which, uint32_t 
 		return;
 	}
 	if (events & EPOLLOUT) {
-		tnd__source_lock(source);
+		tnd__served_lock(served);
 		if (peer->state == OPEN)
 			flush(peer);
-		tnd__source_unlock(source);
+		tnd__served_unlock(served);
 	}
 	if (events & ~(uint32_t)EPOLLOUT)
 		read_packets(peer, READ_BURST);
 }
 
-static void peer_due(struct tnd__source *source, int64_t now_ns)
+static void peer_due(struct tnd__served *served, int64_t now_ns)
 {
-	struct tnd__peer *peer = of(source);
+	struct tnd__peer *peer = of(served);
 	bool ended = false;
 
 	(void)now_ns;
@@ -433,12 +433,12 @@ static void peer_due(struct tnd__source *source, int64_t now_ns)
 		abandon(peer);
 		return;
 	}
-	tnd__source_lock(source);
+	tnd__served_lock(served);
 	if (peer->state == OPEN) {
 		flush(peer);
 		ended = lock_ended(peer);
 	}
-	tnd__source_unlock(source);
+	tnd__served_unlock(served);
 	if (!ended)
 		return;
 	read_packets(peer, READ_LAST);
@@ -446,11 +446,11 @@ static void peer_due(struct tnd__source *source, int64_t now_ns)
 		lost(peer);
 }
 
-static void peer_free(struct tnd__source *source)
+static void peer_free(struct tnd__served *served)
 {
-	struct tnd__peer *peer = of(source);
+	struct tnd__peer *peer = of(served);
 
-	if (!tnd__source_forked(source)) {
+	if (!tnd__served_forked(served)) {
 		unwatch(peer);
 		/* A forked child may hold the socket open: the other side is to know all the same. */
 		shutdown(peer->fd, SHUT_RDWR);
@@ -462,7 +462,7 @@ static void peer_free(struct tnd__source *source)
 	free(peer);
 }
 
-static const struct tnd__source_ops source_ops = {peer_ready, peer_due, peer_free};
+static const struct tnd__served_ops served_ops = {peer_ready, peer_due, peer_free};
 
 /* -- its begin -- */
 
@@ -491,9 +491,9 @@ static int watch(struct tnd__peer *peer)
 	int rc = 0;
 
 	if (peer->pid_fd >= 0)
-		rc = tnd__source_watch(&peer->source, peer->pid_fd, ON_PIDFD, EPOLLIN);
+		rc = tnd__served_watch(&peer->served, peer->pid_fd, ON_PIDFD, EPOLLIN);
 	if (rc == 0)
-		rc = tnd__source_watch(&peer->source, peer->fd, ON_SOCKET, EPOLLIN);
+		rc = tnd__served_watch(&peer->served, peer->fd, ON_SOCKET, EPOLLIN);
 	if (rc < 0)
 		unwatch(peer);
 	return rc;
@@ -503,24 +503,24 @@ int tnd__peer_start(struct tnd__peer *peer, struct tnd__service *service)
 {
 	int rc;
 
-	tnd__source_add(&peer->source, service, &source_ops);
-	tnd__source_lock(&peer->source);
+	tnd__served_add(&peer->served, service, &served_ops);
+	tnd__served_lock(&peer->served);
 	rc = watch(peer);
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	if (rc < 0)
 		tnd__peer_close(peer, true);
 	return rc;
 }
 
 int tnd__peer_start_newcomer(struct tnd__peer *peer, struct tnd__service *service,
-			     struct tnd__source *listener, struct tnd__newcomers *newcomers,
+			     struct tnd__served *listener, struct tnd__newcomers *newcomers,
 			     int64_t deadline_ns)
 {
 	int rc;
 
 	peer->state = NEWCOMER;
-	tnd__source_add(&peer->source, service, &source_ops);
-	tnd__source_lock(&peer->source);
+	tnd__served_add(&peer->served, service, &served_ops);
+	tnd__served_lock(&peer->served);
 	peer->newcomers = newcomers;
 	peer->next_newcomer = newcomers->first;
 	peer->newcomer_link = &newcomers->first;
@@ -528,13 +528,22 @@ int tnd__peer_start_newcomer(struct tnd__peer *peer, struct tnd__service *servic
 		peer->next_newcomer->newcomer_link = &peer->next_newcomer;
 	newcomers->first = peer;
 	newcomers->count++;
-	peer->source.on_behalf = listener;
-	tnd__source_set_due(&peer->source, deadline_ns);
+	peer->served.on_behalf = listener;
+	tnd__served_set_due(&peer->served, deadline_ns);
 	rc = watch(peer);
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	if (rc < 0)
 		abandon(peer);
 	return rc;
+}
+
+void tnd__newcomers_drop_oldest(struct tnd__newcomers *newcomers)
+{
+	struct tnd__peer *oldest = newcomers->first;
+
+	while (oldest->next_newcomer)
+		oldest = oldest->next_newcomer;
+	abandon(oldest);
 }
 
 static void newcomers_free(struct tnd__newcomers *newcomers)
@@ -543,11 +552,11 @@ static void newcomers_free(struct tnd__newcomers *newcomers)
 
 	for (struct tnd__peer *peer = newcomers->first; peer; peer = next) {
 		next = peer->next_newcomer;
-		peer_free(&peer->source);
+		peer_free(&peer->served);
 	}
 }
 
-void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__source *listener, bool forked)
+void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__served *listener, bool forked)
 {
 	struct tnd__peer *ended = NULL, *peer;
 
@@ -559,18 +568,18 @@ void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__source *li
 	while ((peer = newcomers->first)) {
 		newcomer_leave(peer);
 		/* Its hello is being answered, and closes the listener: what follows is up to it. */
-		if (peer->source.service->running == &peer->source)
+		if (peer->served.service->running == &peer->served)
 			continue;
-		tnd__source_unlink(&peer->source);
+		tnd__served_unlink(&peer->served);
 		peer->next_newcomer = ended;
 		ended = peer;
 	}
-	tnd__source_unlock(listener);
+	tnd__served_unlock(listener);
 	for (; ended; ended = peer) {
 		peer = ended->next_newcomer;
-		tnd__source_discard(&ended->source);
+		tnd__served_discard(&ended->served);
 	}
-	tnd__source_lock(listener);
+	tnd__served_lock(listener);
 }
 
 /* -- for its owner -- */
@@ -606,16 +615,16 @@ int tnd__life_lock(int fd, uint64_t offset)
 
 void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset)
 {
-	if (peer->pid_fd >= 0 || tnd__source_forked(&peer->source))
+	if (peer->pid_fd >= 0 || tnd__served_forked(&peer->served))
 		return;
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	if (peer->state == NEWCOMER || peer->state == OPEN) {
 		peer->lock_fd = fd;
 		peer->lock_offset = offset;
 		if (peer->state == OPEN)
-			tnd__source_set_due(&peer->source, 0);
+			tnd__served_set_due(&peer->served, 0);
 	}
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 }
 
 /* lock; removed. Whether there is nothing to wait for, else it is the service's from now on. */
@@ -628,8 +637,8 @@ static bool close_open(struct tnd__peer *peer)
 	peer->want_write = false;
 	want_write(peer, true);
 	peer->linger_until_ns = tnd__now_ns() + LINGER_NS;
-	tnd__source_link(&peer->source);
-	tnd__source_set_due(&peer->source, peer->linger_until_ns);
+	tnd__served_link(&peer->served);
+	tnd__served_set_due(&peer->served, peer->linger_until_ns);
 	return false;
 }
 
@@ -639,20 +648,20 @@ void tnd__peer_close(struct tnd__peer *peer, bool goodbye)
 
 	if (!peer)
 		return;
-	if (tnd__source_forked(&peer->source)) {
-		peer_free(&peer->source);
+	if (tnd__served_forked(&peer->served)) {
+		peer_free(&peer->served);
 		tnd__service_forked();
 		return;
 	}
-	tnd__source_lock(&peer->source);
+	tnd__served_lock(&peer->served);
 	if (goodbye && (peer->state == OPEN || peer->hold))
 		peer->goodbye = true;
-	tnd__source_remove(&peer->source);
+	tnd__served_remove(&peer->served);
 	peer->lock_fd = -1;
 	if (!goodbye)
 		queue_drop(peer);
 	done = close_open(peer);
-	tnd__source_unlock(&peer->source);
+	tnd__served_unlock(&peer->served);
 	if (done)
-		tnd__source_discard(&peer->source);
+		tnd__served_discard(&peer->served);
 }

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * service.c - the service thread: one epoll loop over sources, and who waits for it
+ * service.c - the service thread: one epoll loop, and who waits for it
  *
  *   caller's threads                      service thread
  *   ----------------                      --------------------------------------------
- *   hold, source_add, watch  ---------->  epoll_wait, until the least due_ns
- *   source_remove: unlink                 find the source by its id; none: it is gone
- *                  wait while  <--------  running = source
+ *   hold, served_add, watch  ---------->  epoll_wait, until the least due_ns
+ *   served_remove: unlink                 find what has the id; none: it is gone
+ *                  wait while  <--------  running = served
  *                  it is running            ready() or due(): callbacks, no lock
- *   source_discard: free                  running = NULL, broadcast; free if discarded
+ *   served_discard: free                  running = NULL, broadcast; free if discarded
  *
- * An event carries the id of its source, never a pointer: one that was freed since epoll_wait
+ * An event carries an id, never a pointer: one that was freed since epoll_wait
  * returned is not found. Ids are not used twice.
  *
- * The thread ends when neither callers nor sources hold it; the last one joins it, unless it is the
- * thread itself. A new hold meanwhile starts another thread.
+ * The thread ends when neither callers nor what it serves hold it; the last one joins it, unless
+ * that is the thread itself. A new hold meanwhile starts another thread.
  *
  * The gate is the lock of `current` and of the counts. It says whose it is: a child that was forked
  * while a thread of its parent held it takes it.
@@ -30,7 +30,7 @@
 #include "service_internal.h"
 
 #define EVENT_COUNT 16
-#define KICK_ID 0 /* the id of no source */
+#define KICK_ID 0 /* nothing served has it */
 #define WHICH_BITS 1
 /* epoll_wait cannot fail, unless the program closed our descriptor. */
 #define BROKEN_NS 50000000
@@ -75,85 +75,85 @@ static void gate_leave(void)
 	atomic_store_explicit(&gate, 0, memory_order_release);
 }
 
-/* -- sources -- */
+/* -- what is served -- */
 
-bool tnd__source_forked(const struct tnd__source *source)
+bool tnd__served_forked(const struct tnd__served *served)
 {
-	return source->forkmark != tnd__forkmark();
+	return served->forkmark != tnd__forkmark();
 }
 
-void tnd__source_lock(struct tnd__source *source)
+void tnd__served_lock(struct tnd__served *served)
 {
-	pthread_mutex_lock(&source->service->lock);
+	pthread_mutex_lock(&served->service->lock);
 }
 
-void tnd__source_unlock(struct tnd__source *source)
+void tnd__served_unlock(struct tnd__served *served)
 {
-	pthread_mutex_unlock(&source->service->lock);
+	pthread_mutex_unlock(&served->service->lock);
 }
 
-void tnd__source_link(struct tnd__source *source)
+void tnd__served_link(struct tnd__served *served)
 {
-	struct tnd__service *service = source->service;
+	struct tnd__service *service = served->service;
 
-	source->removed = false;
-	source->next = service->first;
-	source->link = &service->first;
-	if (source->next)
-		source->next->link = &source->next;
-	service->first = source;
+	served->removed = false;
+	served->next = service->first;
+	served->link = &service->first;
+	if (served->next)
+		served->next->link = &served->next;
+	service->first = served;
 }
 
-void tnd__source_unlink(struct tnd__source *source)
+void tnd__served_unlink(struct tnd__served *served)
 {
-	source->removed = true;
-	if (!source->link)
+	served->removed = true;
+	if (!served->link)
 		return;
-	*source->link = source->next;
-	if (source->next)
-		source->next->link = source->link;
-	source->link = NULL;
+	*served->link = served->next;
+	if (served->next)
+		served->next->link = served->link;
+	served->link = NULL;
 }
 
-void tnd__source_add(struct tnd__source *source, struct tnd__service *service,
-		     const struct tnd__source_ops *ops)
+void tnd__served_add(struct tnd__served *served, struct tnd__service *service,
+		     const struct tnd__served_ops *ops)
 {
-	source->ops = ops;
-	source->service = service;
-	source->forkmark = service->forkmark;
-	source->on_behalf = NULL;
-	source->due_ns = INT64_MAX;
-	source->discard = false;
+	served->ops = ops;
+	served->service = service;
+	served->forkmark = service->forkmark;
+	served->on_behalf = NULL;
+	served->due_ns = INT64_MAX;
+	served->discard = false;
 	pthread_mutex_lock(&service->lock);
-	source->id = ++service->last_id;
-	tnd__source_link(source);
+	served->id = ++service->last_id;
+	tnd__served_link(served);
 	pthread_mutex_unlock(&service->lock);
 }
 
-static int control(struct tnd__source *source, int operation, int fd, unsigned int which,
+static int control(struct tnd__served *served, int operation, int fd, unsigned int which,
 		   uint32_t events)
 {
-	struct epoll_event event = {.events = events, .data.u64 = source->id << WHICH_BITS | which};
+	struct epoll_event event = {.events = events, .data.u64 = served->id << WHICH_BITS | which};
 	int rc = tnd__failpoint("group.epoll");
 
-	if (rc == 0 && epoll_ctl(source->service->epoll_fd, operation, fd, &event) < 0)
+	if (rc == 0 && epoll_ctl(served->service->epoll_fd, operation, fd, &event) < 0)
 		rc = -errno;
 	return rc;
 }
 
-int tnd__source_watch(struct tnd__source *source, int fd, unsigned int which, uint32_t events)
+int tnd__served_watch(struct tnd__served *served, int fd, unsigned int which, uint32_t events)
 {
-	return control(source, EPOLL_CTL_ADD, fd, which, events);
+	return control(served, EPOLL_CTL_ADD, fd, which, events);
 }
 
-int tnd__source_rewatch(struct tnd__source *source, int fd, unsigned int which, uint32_t events)
+int tnd__served_rewatch(struct tnd__served *served, int fd, unsigned int which, uint32_t events)
 {
-	return control(source, EPOLL_CTL_MOD, fd, which, events);
+	return control(served, EPOLL_CTL_MOD, fd, which, events);
 }
 
-void tnd__source_unwatch(struct tnd__source *source, int fd)
+void tnd__served_unwatch(struct tnd__served *served, int fd)
 {
-	epoll_ctl(source->service->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+	epoll_ctl(served->service->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
 static void kick(struct tnd__service *service)
@@ -165,76 +165,76 @@ static void kick(struct tnd__service *service)
 	(void)bytes;
 }
 
-void tnd__source_set_due(struct tnd__source *source, int64_t due_ns)
+void tnd__served_set_due(struct tnd__served *served, int64_t due_ns)
 {
-	bool earlier = due_ns < source->due_ns;
+	bool earlier = due_ns < served->due_ns;
 
-	source->due_ns = due_ns;
-	if (earlier && !is_here(source->service))
-		kick(source->service);
+	served->due_ns = due_ns;
+	if (earlier && !is_here(served->service))
+		kick(served->service);
 }
 
-static bool is_busy(const struct tnd__source *source)
+static bool is_busy(const struct tnd__served *served)
 {
-	const struct tnd__source *running = source->service->running;
+	const struct tnd__served *running = served->service->running;
 
-	return running && (running == source || running->on_behalf == source);
+	return running && (running == served || running->on_behalf == served);
 }
 
-void tnd__source_remove(struct tnd__source *source)
+void tnd__served_remove(struct tnd__served *served)
 {
-	struct tnd__service *service = source->service;
+	struct tnd__service *service = served->service;
 
-	tnd__source_unlink(source);
+	tnd__served_unlink(served);
 	if (is_here(service))
 		return;
-	while (is_busy(source))
+	while (is_busy(served))
 		pthread_cond_wait(&service->returned, &service->lock);
 }
 
-static void free_source(struct tnd__source *source)
+static void free_served(struct tnd__served *served)
 {
-	struct tnd__service *service = source->service;
+	struct tnd__service *service = served->service;
 
-	source->ops->free(source);
+	served->ops->free(served);
 	tnd__service_put(service);
 }
 
-void tnd__source_discard(struct tnd__source *source)
+void tnd__served_discard(struct tnd__served *served)
 {
-	struct tnd__service *service = source->service;
+	struct tnd__service *service = served->service;
 	bool later;
 
 	pthread_mutex_lock(&service->lock);
-	later = service->running == source;
-	source->discard = later;
+	later = service->running == served;
+	served->discard = later;
 	pthread_mutex_unlock(&service->lock);
 	if (!later)
-		free_source(source);
+		free_served(served);
 }
 
 /* -- the thread -- */
 
 /* Begins and ends with the lock held. `events`: 0 for due(). */
-static void call(struct tnd__service *service, struct tnd__source *source, unsigned int which,
+static void call(struct tnd__service *service, struct tnd__served *served, unsigned int which,
 		 uint32_t events)
 {
 	bool discard;
 
-	service->running = source;
+	service->running = served;
 	pthread_mutex_unlock(&service->lock);
 	if (events)
-		source->ops->ready(source, which, events);
+		served->ops->ready(served, which, events);
 	else
-		source->ops->due(source, tnd__now_ns());
+		served->ops->due(served, tnd__now_ns());
 	pthread_mutex_lock(&service->lock);
 	service->running = NULL;
-	discard = source->discard;
+	discard = served->discard;
 	pthread_cond_broadcast(&service->returned);
 	if (!discard)
 		return;
 	pthread_mutex_unlock(&service->lock);
-	free_source(source);
+	free_served(served);
 	pthread_mutex_lock(&service->lock);
 }
 
@@ -250,9 +250,9 @@ static void dispatch(struct tnd__service *service, const struct epoll_event *eve
 		return;
 	}
 	pthread_mutex_lock(&service->lock);
-	for (struct tnd__source *source = service->first; source; source = source->next)
-		if (source->id == id) {
-			call(service, source, which, event->events);
+	for (struct tnd__served *served = service->first; served; served = served->next)
+		if (served->id == id) {
+			call(service, served, which, event->events);
 			break;
 		}
 	pthread_mutex_unlock(&service->lock);
@@ -261,17 +261,17 @@ static void dispatch(struct tnd__service *service, const struct epoll_event *eve
 static void run_due(struct tnd__service *service)
 {
 	int64_t now_ns = tnd__now_ns();
-	struct tnd__source *source;
+	struct tnd__served *served;
 
 	pthread_mutex_lock(&service->lock);
 	for (;;) {
 		/* From the beginning: the list may have changed under a callback. */
-		for (source = service->first; source && source->due_ns > now_ns;)
-			source = source->next;
-		if (!source)
+		for (served = service->first; served && served->due_ns > now_ns;)
+			served = served->next;
+		if (!served)
 			break;
-		source->due_ns = INT64_MAX;
-		call(service, source, 0, 0);
+		served->due_ns = INT64_MAX;
+		call(service, served, 0, 0);
 	}
 	pthread_mutex_unlock(&service->lock);
 }
@@ -282,8 +282,8 @@ static int next_timeout(struct tnd__service *service, bool *ret_stopping)
 	int64_t due_ns = INT64_MAX, left_ns;
 
 	pthread_mutex_lock(&service->lock);
-	for (struct tnd__source *source = service->first; source; source = source->next)
-		due_ns = TND__MIN(due_ns, source->due_ns);
+	for (struct tnd__served *served = service->first; served; served = served->next)
+		due_ns = TND__MIN(due_ns, served->due_ns);
 	*ret_stopping = service->stopping;
 	pthread_mutex_unlock(&service->lock);
 	if (due_ns == INT64_MAX)
@@ -490,9 +490,11 @@ void tnd__service_unref(void)
 	gate_enter(mark);
 	drop_inherited(mark);
 	if (current && current->users) {
-		current->users--;
-		if (is_last(current))
-			service = current;
+		service = current;
+		service->users--;
+		/* It takes the last one out of `current`. */
+		if (!is_last(service))
+			service = NULL;
 	}
 	gate_leave();
 	if (service)

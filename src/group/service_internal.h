@@ -2,9 +2,9 @@
 /*
  * service_internal.h - between the files of the service
  *
- *   service.c    the thread: events and due times of sources, and callers who wait for its callbacks
- *   listener.c   a source that accepts           peer.c    a source that carries packets
- *   watch.c      a source that is a process      connect.c the connecting side of the handshake
+ *   service.c    the thread: events and due times of what it serves, and who waits for callbacks
+ *   listener.c   serves an address            peer.c      serves a connected process
+ *   watch.c      serves a process             connect.c   the connecting side of the handshake
  *   wire.c       one packet on a socket          who.c     whose process is at the other end
  *   address.c    texts to socket addresses
  *
@@ -18,17 +18,17 @@
 
 #include "service.h"
 
-/* -- the thread and its sources (service.c) -- */
+/* -- the thread and what it serves (service.c) -- */
 
-struct tnd__source;
+struct tnd__served;
 
 /* All on the service thread, but for free(). */
-struct tnd__source_ops {
-	/* `which`: as given to tnd__source_watch; `events`: EPOLL*. */
-	void (*ready)(struct tnd__source *source, unsigned int which, uint32_t events);
+struct tnd__served_ops {
+	/* `which`: as given to tnd__served_watch; `events`: EPOLL*. */
+	void (*ready)(struct tnd__served *served, unsigned int which, uint32_t events);
 	/* due_ns has passed; it was set to INT64_MAX. */
-	void (*due)(struct tnd__source *source, int64_t now_ns);
-	void (*free)(struct tnd__source *source);
+	void (*due)(struct tnd__served *served, int64_t now_ns);
+	void (*free)(struct tnd__served *served);
 };
 
 struct tnd__service {
@@ -36,23 +36,23 @@ struct tnd__service {
 	pthread_t thread;
 	int epoll_fd, kick_fd;
 	uint32_t users; /* gate: references of callers */
-	uint32_t holds; /* gate: those of sources */
+	uint32_t holds; /* gate: of what is served */
 	pthread_mutex_t lock;
 	pthread_cond_t returned; /* `running` or its `on_behalf` changed */
-	struct tnd__source *first;
-	struct tnd__source *running; /* whose ready() or due() runs */
+	struct tnd__served *first;
+	struct tnd__served *running; /* whose ready() or due() runs */
 	uint64_t last_id;
 	bool stopping, detached;
 };
 
 /* What the thread waits for. The first member of listeners, peers and watches. */
-struct tnd__source {
-	const struct tnd__source_ops *ops;
+struct tnd__served {
+	const struct tnd__served_ops *ops;
 	struct tnd__service *service; /* not to be followed in a forked child */
 	uint64_t forkmark, id;
 	/* lock */
-	struct tnd__source *next, **link;
-	struct tnd__source *on_behalf; /* nullable: a close of that one waits for us as well */
+	struct tnd__served *next, **link;
+	struct tnd__served *on_behalf; /* nullable: a close of that one waits for us as well */
 	int64_t due_ns;                /* INT64_MAX: none */
 	bool removed;                  /* no callback may begin any more */
 	bool discard;                  /* to be freed once ready() or due() has returned */
@@ -68,28 +68,28 @@ void tnd__service_put(struct tnd__service *service);
 void tnd__service_forked(void);
 
 /* In a child of the process that made it? Then it is only freed. */
-bool tnd__source_forked(const struct tnd__source *source);
+bool tnd__served_forked(const struct tnd__served *served);
 
-/* The source takes over a hold on `service`. */
-void tnd__source_add(struct tnd__source *source, struct tnd__service *service,
-		     const struct tnd__source_ops *ops);
+/* It takes over a hold on `service`. */
+void tnd__served_add(struct tnd__served *served, struct tnd__service *service,
+		     const struct tnd__served_ops *ops);
 /* Return: 0, -errno. Level-triggered. */
-int tnd__source_watch(struct tnd__source *source, int fd, unsigned int which, uint32_t events);
-int tnd__source_rewatch(struct tnd__source *source, int fd, unsigned int which, uint32_t events);
+int tnd__served_watch(struct tnd__served *served, int fd, unsigned int which, uint32_t events);
+int tnd__served_rewatch(struct tnd__served *served, int fd, unsigned int which, uint32_t events);
 /* Before the close of `fd`: a forked child may have it open still. */
-void tnd__source_unwatch(struct tnd__source *source, int fd);
+void tnd__served_unwatch(struct tnd__served *served, int fd);
 
 /* These four: lock held. */
-void tnd__source_set_due(struct tnd__source *source, int64_t due_ns);
-void tnd__source_link(struct tnd__source *source);
-void tnd__source_unlink(struct tnd__source *source);
+void tnd__served_set_due(struct tnd__served *served, int64_t due_ns);
+void tnd__served_link(struct tnd__served *served);
+void tnd__served_unlink(struct tnd__served *served);
 /* Unlinks, and waits until none of its callbacks runs, unless this is the service thread. */
-void tnd__source_remove(struct tnd__source *source);
+void tnd__served_remove(struct tnd__served *served);
 
-void tnd__source_lock(struct tnd__source *source);
-void tnd__source_unlock(struct tnd__source *source);
+void tnd__served_lock(struct tnd__served *served);
+void tnd__served_unlock(struct tnd__served *served);
 /* Frees what was unlinked, now or when its callback returns, and gives the hold back. */
-void tnd__source_discard(struct tnd__source *source);
+void tnd__served_discard(struct tnd__served *served);
 
 /* -- packets on a socket (wire.c) -- */
 
@@ -167,10 +167,12 @@ struct tnd__newcomers {
 };
 /* The same for one that has to say hello until `deadline_ns`. On the service thread. */
 int tnd__peer_start_newcomer(struct tnd__peer *peer, struct tnd__service *service,
-			     struct tnd__source *listener, struct tnd__newcomers *newcomers,
+			     struct tnd__served *listener, struct tnd__newcomers *newcomers,
 			     int64_t deadline_ns);
+/* On the service thread, in a callback of none of them. */
+void tnd__newcomers_drop_oldest(struct tnd__newcomers *newcomers);
 /* Ends them. lock; their listener was removed. `forked`: frees only, no lock. */
-void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__source *listener,
+void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__served *listener,
 			bool forked);
 
 #endif

@@ -18,7 +18,7 @@
 #define LOOK_NS 50000000
 
 struct tnd__watch {
-	struct tnd__source source;
+	struct tnd__served served;
 	int32_t pid;
 	int pid_fd;               /* or -1 */
 	unsigned long long began; /* start time, without a pidfd; 0: /proc does not show it */
@@ -27,9 +27,9 @@ struct tnd__watch {
 	uint64_t tag;
 };
 
-static struct tnd__watch *of(struct tnd__source *source)
+static struct tnd__watch *of(struct tnd__served *served)
 {
-	return (struct tnd__watch *)(void *)source;
+	return (struct tnd__watch *)(void *)served;
 }
 
 /* Return: start time; 0: ended, or not shown. */
@@ -63,45 +63,45 @@ static void ended(struct tnd__watch *watch)
 {
 	bool tell;
 
-	tnd__source_lock(&watch->source);
-	tell = !watch->source.removed;
+	tnd__served_lock(&watch->served);
+	tell = !watch->served.removed;
 	if (watch->pid_fd >= 0)
-		tnd__source_unwatch(&watch->source, watch->pid_fd);
-	tnd__source_unlock(&watch->source);
+		tnd__served_unwatch(&watch->served, watch->pid_fd);
+	tnd__served_unlock(&watch->served);
 	if (tell)
 		watch->on_end(watch->owner, watch->tag);
 }
 
-static void watch_ready(struct tnd__source *source, unsigned int which, uint32_t events)
+static void watch_ready(struct tnd__served *served, unsigned int which, uint32_t events)
 {
 	(void)which;
 	(void)events;
-	ended(of(source));
+	ended(of(served));
 }
 
-static void watch_due(struct tnd__source *source, int64_t now_ns)
+static void watch_due(struct tnd__served *served, int64_t now_ns)
 {
-	struct tnd__watch *watch = of(source);
+	struct tnd__watch *watch = of(served);
 
 	if (has_ended(watch)) {
 		ended(watch);
 		return;
 	}
-	tnd__source_lock(source);
-	tnd__source_set_due(source, now_ns + LOOK_NS);
-	tnd__source_unlock(source);
+	tnd__served_lock(served);
+	tnd__served_set_due(served, now_ns + LOOK_NS);
+	tnd__served_unlock(served);
 }
 
-static void watch_free(struct tnd__source *source)
+static void watch_free(struct tnd__served *served)
 {
-	struct tnd__watch *watch = of(source);
+	struct tnd__watch *watch = of(served);
 
 	if (watch->pid_fd >= 0)
 		close(watch->pid_fd);
 	free(watch);
 }
 
-static const struct tnd__source_ops source_ops = {watch_ready, watch_due, watch_free};
+static const struct tnd__served_ops served_ops = {watch_ready, watch_due, watch_free};
 
 /* Return: 0, -ESRCH, -errno. */
 static int find_process(struct tnd__watch *watch)
@@ -122,13 +122,13 @@ static int start(struct tnd__watch *watch, struct tnd__service *service)
 {
 	int rc = 0;
 
-	tnd__source_add(&watch->source, service, &source_ops);
+	tnd__served_add(&watch->served, service, &served_ops);
 	if (watch->pid_fd >= 0) {
-		rc = tnd__source_watch(&watch->source, watch->pid_fd, 0, EPOLLIN);
+		rc = tnd__served_watch(&watch->served, watch->pid_fd, 0, EPOLLIN);
 	} else {
-		tnd__source_lock(&watch->source);
-		tnd__source_set_due(&watch->source, 0);
-		tnd__source_unlock(&watch->source);
+		tnd__served_lock(&watch->served);
+		tnd__served_set_due(&watch->served, 0);
+		tnd__served_unlock(&watch->served);
 	}
 	if (rc < 0)
 		tnd__watch_close(watch);
@@ -154,7 +154,7 @@ int tnd__watch_open(int32_t pid, void (*on_end)(void *owner, uint64_t tag), void
 	if (rc == 0)
 		rc = tnd__service_hold(&service);
 	if (rc < 0) {
-		watch_free(&watch->source);
+		watch_free(&watch->served);
 		return rc;
 	}
 	rc = start(watch, service);
@@ -167,15 +167,15 @@ void tnd__watch_close(struct tnd__watch *watch)
 {
 	if (!watch)
 		return;
-	if (tnd__source_forked(&watch->source)) {
-		watch_free(&watch->source);
+	if (tnd__served_forked(&watch->served)) {
+		watch_free(&watch->served);
 		tnd__service_forked();
 		return;
 	}
-	tnd__source_lock(&watch->source);
-	tnd__source_remove(&watch->source);
+	tnd__served_lock(&watch->served);
+	tnd__served_remove(&watch->served);
 	if (watch->pid_fd >= 0)
-		tnd__source_unwatch(&watch->source, watch->pid_fd);
-	tnd__source_unlock(&watch->source);
-	tnd__source_discard(&watch->source);
+		tnd__served_unwatch(&watch->served, watch->pid_fd);
+	tnd__served_unlock(&watch->served);
+	tnd__served_discard(&watch->served);
 }
