@@ -13,7 +13,7 @@ _tundish()
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
 		mapfile -t COMPREPLY < <(compgen -W \
-			'inspect verify plan load doctor --help --help-all --version' -- "$cur")
+			'inspect verify plan load doctor stat bench --help --help-all --version' -- "$cur")
 		return
 	fi
 	# "--phase=ta" arrives as three words because "=" breaks words.
@@ -41,6 +41,9 @@ _tundish()
 		return
 		;;
 	esac
+	if [[ -z $words && $command == bench && $cur != -* && $prev != --* ]]; then
+		words=channel
+	fi
 	if [[ -z $words && $cur == -* ]]; then
 		case $command in
 		inspect) words="--filter= --sort= --json $header $common" ;;
@@ -49,6 +52,8 @@ _tundish()
 		load) words="--keep --checksum= --report= --trace= --json --progress= --progress-fd= --deadline= --engine=
 			--direct= --keep-cache --threads= --cpus= --numa= --on-full= --on-dead= --no-shared $layout $header $common" ;;
 		doctor) words="--json $common" ;;
+		stat) words="--watch --interval= --json --prometheus $common" ;;
+		bench) words="--readers= --bytes= --objects= --rate= --max-bytes= --max-objects= --deadline= --json $common" ;;
 		esac
 	fi
 	if [[ -n $words ]]; then

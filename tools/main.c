@@ -20,6 +20,8 @@ static const struct {
 	{"plan", "tundish plan", cmd_plan, "what each rank reads and keeps, and whether it fits"},
 	{"load", "tundish load", cmd_load, "load as the ranks would, inside a memory budget"},
 	{"doctor", "tundish doctor", cmd_doctor, "what this machine allows, and what to change"},
+	{"stat", "tundish stat", cmd_stat, "channels and pools: what is in them, who is late"},
+	{"bench", "tundish bench", cmd_bench, "send objects through a channel, and measure"},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
 
@@ -27,7 +29,7 @@ static void print_help(bool all)
 {
 	puts("Usage: tundish COMMAND [PATH] [OPTION...]\n"
 	     "Feeds the ranks of an inference engine: weights from disk, inside a memory\n"
-	     "budget that is never exceeded.\n");
+	     "budget that is never exceeded, and messages through shared memory.\n");
 	for (size_t i = 0; i < COMMAND_COUNT; i++)
 		printf("  %-10s %s\n", commands[i].name, commands[i].summary);
 	puts("\n"

@@ -8,7 +8,7 @@
  *   output.c    JSON documents, files that appear whole or not at all, errors of standard output
  *   print.c     tables of 80 columns, names in order and made printable, colour, time
  *   exit.c      error code -> exit status, and how errors are said
- *   cmd_*.c     one command each; load_*.c belong to cmd_load.c
+ *   cmd_*.c     one command each; load_*.c, stat_*.c, bench_*.c belong to theirs
  *
  * The tool includes <tundish/...> only: what it can do, any program can.
  */
@@ -42,6 +42,8 @@ int cmd_verify(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_stat(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 /* -- exit.c -- */
 

@@ -11,7 +11,7 @@ import unittest
 from command import Command, environment
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-COMMANDS = ["inspect", "verify", "plan", "load", "doctor"]
+COMMANDS = ["inspect", "verify", "plan", "load", "doctor", "stat", "bench"]
 
 
 def text_of(*parts):
@@ -40,8 +40,9 @@ class Docs(Command):
     @unittest.skipUnless(shutil.which("mandoc"), "mandoc is not installed")
     def test_manual_pages_are_clean(self):
         pages = sorted(os.listdir(os.path.join(ROOT, "man")))
-        pages = [os.path.join(ROOT, "man", page) for page in pages if page[-2:] in (".1", ".3")]
-        self.assertEqual(len(pages), 7)
+        pages = [page for page in pages if page[-2:] in (".1", ".3")]
+        self.assertEqual(pages, sorted(re.findall(r"'([^']*\.[13])'", text_of("man", "meson.build"))))
+        pages = [os.path.join(ROOT, "man", page) for page in pages]
         done = subprocess.run(["mandoc", "-Tlint", "-W", "warning", *pages], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
 
@@ -61,6 +62,7 @@ class Docs(Command):
         self.assertEqual(self.complete_bash("tundish", "plan", "--phase", "=", "d"), {"draft"})
         self.assertEqual(self.complete_bash("tundish", "load", "--engine", "=", ""), {"auto", "uring", "threads"})
         self.assertEqual(self.complete_bash("tundish", "load", "mo"), {"moe"})
+        self.assertEqual(self.complete_bash("tundish", "bench", "ch"), {"channel"})
 
     def test_zsh(self):
         text = text_of("completions", "_tundish")

@@ -6,7 +6,7 @@ import re
 
 from command import Command
 
-COMMANDS = ["inspect", "verify", "plan", "load", "doctor"]
+COMMANDS = ["inspect", "verify", "plan", "load", "doctor", "stat", "bench"]
 
 
 class Usage(Command):

@@ -46,7 +46,7 @@ void fake_make(struct fake *fake, const char *name, uint64_t first_number)
 	*fake = (struct fake){.data_bytes = 2 * TND__HEADER_BYTES + MAX_BYTES};
 	fake->data_fd = memfd("data", name, fake->data_bytes, &map);
 	fake->header = header = map;
-	fake->descriptors = (struct tnd__descriptor *)((char *)map + TND__HEADER_BYTES);
+	fake->descriptors = (struct tnd__descriptor *)(void *)((char *)map + TND__HEADER_BYTES);
 	fake->control_fd = memfd("control", name, sizeof(*fake->control), &map);
 	fake->control = map;
 	header->magic = TND__DATA_MAGIC;
