@@ -28,9 +28,7 @@ static const struct link_kind *const kinds[] = {
 #if BENCH_ZMQ
 	&bench_zmq,
 #endif
-#if BENCH_TUNDISH
 	&bench_tundish,
-#endif
 };
 #define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
 
