@@ -201,7 +201,6 @@ static void newcomer_leave(struct tnd__peer *peer)
 		peer->next_newcomer->newcomer_link = peer->newcomer_link;
 	peer->newcomers->count--;
 	peer->newcomers = NULL;
-	peer->served.on_behalf = NULL;
 }
 
 /* lock */
@@ -249,21 +248,23 @@ static void lost(struct tnd__peer *peer)
 
 /* -- receiving -- */
 
-/* What the listener's owner says to a hello. Its lock is held neither before nor after. */
+/*
+ * What the listener's owner says to a hello. on_behalf makes a listener that goes wait for us; its
+ * list is left before the owner has us, or both would free us in a child that is forked meanwhile.
+ */
 static int ask_owner(struct tnd__peer *peer, struct tnd__packet *hello, struct tnd__packet *reply,
 		     struct tnd_error *error)
 {
-	int rc = TND_E_CLOSED;
+	int rc;
 
 	memset(error, 0, sizeof(*error));
 	error->rank = -1;
 	memset(reply, 0, offsetof(struct tnd__packet, data));
 	tnd__served_lock(&peer->served);
 	peer->hold = true;
+	newcomer_leave(peer);
 	tnd__served_unlock(&peer->served);
-	/* A listener that goes waits for us: on_behalf says so as long as we are in its list. */
-	if (peer->served.on_behalf)
-		rc = peer->ops->on_hello(peer->owner, peer, hello, reply, error);
+	rc = peer->ops->on_hello(peer->owner, peer, hello, reply, error);
 	tnd__packet_close_fds(hello);
 	return rc;
 }
@@ -281,15 +282,15 @@ static void hello_received(struct tnd__peer *peer, struct tnd__packet *hello)
 	}
 	rc = tnd__wire_send(peer->fd, TND__STEP_REPLY, &reply);
 	tnd__served_lock(&peer->served);
-	newcomer_leave(peer);
+	peer->served.on_behalf = NULL;
 	peer->state = OPEN;
 	peer->hold = false;
 	if (!peer->served.removed)
 		peer->served.due_ns = peer->lock_fd >= 0 ? 0 : INT64_MAX;
 	flush(peer);
 	tnd__served_unlock(&peer->served);
-	/* Without the reply it waits in vain; EPIPE comes as the end of the connection as well. */
-	if (rc < 0)
+	/* Without it the other side waits in vain. Who is gone already may have said goodbye. */
+	if (rc < 0 && rc != -EPIPE)
 		gone(peer, TND__GONE_DEAD);
 }
 
@@ -567,9 +568,6 @@ void tnd__newcomers_end(struct tnd__newcomers *newcomers, struct tnd__served *li
 	/* All are out of the service's reach before the lock is let go of. */
 	while ((peer = newcomers->first)) {
 		newcomer_leave(peer);
-		/* Its hello is being answered, and closes the listener: what follows is up to it. */
-		if (peer->served.service->running == &peer->served)
-			continue;
 		tnd__served_unlink(&peer->served);
 		peer->next_newcomer = ended;
 		ended = peer;
