@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seed corpora: corpus/header (4 bytes of data length, then a header), corpus/index (index.json, config.json).
+"""Writes the seed corpora: corpus/header (4 bytes of data length, then a header), corpus/index (index.json, config.json), corpus/segment (steps).
 
 Each seed shows one rule or one spelling, so that a fuzzer starts with all of them in reach. Run in this folder; the files are committed.
 """
@@ -97,9 +97,49 @@ def write(folder, name, data):
         file.write(data)
 
 
+def record(op, a=0, b=0, value=0):
+    return struct.pack("<BBHQ", op, a, b, value % (1 << 64))
+
+
+def segments():
+    """A mode, then records: see segment_fuzz.c."""
+    yield "attach", 0, []
+    for name, offset in (("place-count", 12), ("max-bytes", 32), ("max-objects", 40), ("slots", 48), ("arena-offset", 64), ("arena-bytes", 72),
+                         ("segment-bytes", 80), ("id", 16), ("on-dead", 108)):
+        yield "attach-" + name, 0, [record(0, 7, offset, -64)]
+        yield "attach-" + name + "-one", 0, [record(0, 3, offset, 1)]
+    yield "attach-version", 0, [record(0, 3, 8, 2)]
+    yield "attach-control-version", 0, [record(1, 3, 8, 2)]
+    yield "attach-control-bytes", 0, [record(1, 7, 32, 1 << 40)]
+    yield "attach-short", 0, [record(2, value=4096)]
+    yield "attach-odd", 0, [record(2, value=12289)]
+    yield "attach-control-short", 0, [record(3, value=4096)]
+    yield "attach-unsealed", 0, [record(4, value=0x10)]
+    yield "attach-control-sealed", 0, [record(5, value=0x8)]
+    yield "attach-larger", 0, [record(0, 7, 72, 8192), record(0, 7, 80, 16384), record(2, value=16384)]
+    talk = [record(0, value=100), record(1, value=4096), record(2), record(3), record(0, value=20000), record(3), record(4), record(4)]
+    yield "reader", 1, talk
+    yield "writer", 2, talk
+    for field, value in ((0, 7), (2, -1), (2, 4097), (3, 4096), (3, -64), (3, 63), (3, 1 << 12 | 1), (3, 9 << 12 | 63 << 6 | 1), (3, 1 << 12 | 3)):
+        yield "reader-field-%d-%x" % (field, value % (1 << 64)), 1, [record(0, value=10), record(5, field, 0, value), record(2), record(3)]
+    yield "reader-slab-long", 1, [record(0, value=20000), record(5, 2, 0, 65535), record(3), record(4)]
+    yield "reader-slab-longer", 1, [record(0, value=20000), record(5, 2, 0, 1 << 40), record(3), record(2)]
+    yield "reader-published", 1, [record(0), record(6, 0, 0, -1)] + [record(3)] * 6 + [record(2)] * 3
+    yield "reader-closed", 1, [record(0, value=1), record(6, 0, 1, 1), record(2), record(2)]
+    yield "reader-seat", 1, [record(0, value=1), record(3), record(7, 0, 32, 5), record(4), record(2)]
+    for name, value in (("ahead", 9), ("behind", -1), ("far", 1 << 63), ("next", 1)):
+        yield "writer-cursor-" + name, 2, [record(0, value=3000), record(5, 0, 0, value), record(0, value=3000), record(2), record(0, value=50)]
+    yield "writer-other-place", 2, [record(5, 0, 1, 77), record(0, value=4000), record(2), record(0, value=4000)]
+    yield "writer-words", 2, [record(6, 0, word, -1) for word in range(32)] + talk
+    yield "writer-left", 2, [record(0, value=5000), record(7, 0, 49, 1), record(0, value=5000), record(2)]
+    yield "writer-leases", 2, [record(0, value=20000), record(2), record(7, 0, 2096, 1), record(0, value=20000), record(2), record(0, value=60000)]
+
+
 here = os.path.dirname(os.path.abspath(__file__))
 for seed, data_bytes, text in headers():
     write(os.path.join(here, "corpus/header"), seed, struct.pack("<I", data_bytes) + text.encode("utf-8", "surrogatepass"))
 write(os.path.join(here, "corpus/header"), "name-broken-utf8", struct.pack("<I", 1) + b'{"\xc0\x80":' + entry().encode() + b"}")
 for seed, text in indexes():
     write(os.path.join(here, "corpus/index"), seed, text.encode())
+for seed, mode, steps in segments():
+    write(os.path.join(here, "corpus/segment"), seed, bytes([mode]) + b"".join(steps))
