@@ -4,8 +4,7 @@
  *
  * With --watch a terminal is redrawn; elsewhere tables follow each other with an empty line
  * between, and --json prints one document a line. SIGINT, SIGTERM and SIGHUP end it with status
- * 130. They are taken only while it sleeps, so that no output is cut short; the second one has its
- * default effect, for an output that nobody reads.
+ * 130: after the output that is under way, or a second later where nobody reads it.
  */
 #include "stat_output.h"
 
@@ -102,15 +101,30 @@ static void on_signal(int number)
 {
 	(void)number;
 	interrupted = 1;
+	alarm(1);
+}
+
+/* Still writing: to a pipe that is full, perhaps for ever. */
+static void on_alarm(int number)
+{
+	(void)number;
+	_exit(TOOL_INTERRUPTED);
 }
 
 static const int endings[] = {SIGINT, SIGTERM, SIGHUP};
 
-static void catch_signals(sigset_t *ret_before)
+/* Return: the set of them. */
+static sigset_t catch_signals(void)
 {
-	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND};
+	/* A second one has its default effect. */
+	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_RESETHAND};
+	struct sigaction late = {.sa_handler = on_alarm};
 	sigset_t set;
 
+	sigemptyset(&set);
+	sigaddset(&set, SIGALRM);
+	sigaction(SIGALRM, &late, NULL);
+	sigprocmask(SIG_UNBLOCK, &set, NULL);
 	sigemptyset(&set);
 	for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
 		struct sigaction before;
@@ -121,22 +135,23 @@ static void catch_signals(sigset_t *ret_before)
 		sigaction(endings[i], &action, NULL);
 		sigaddset(&set, endings[i]);
 	}
-	sigprocmask(SIG_BLOCK, &set, ret_before);
+	return set;
 }
 
-/* Sleeps; the signals are let in meanwhile. Return: whether to go on. */
-static bool pause_for(double seconds, const sigset_t *mask)
+/* Return: whether to go on. */
+static bool pause_for(double seconds, const sigset_t *signals)
 {
 	int64_t end = tool_now_ns() + (int64_t)(seconds * 1e9), left;
+	sigset_t before;
 
-	do {
-		left = end - tool_now_ns();
-		if (left < 0)
-			left = 0;
+	/* One that comes between the look at `interrupted` and the sleep ends the sleep. */
+	sigprocmask(SIG_BLOCK, signals, &before);
+	while (!interrupted && (left = end - tool_now_ns()) > 0) {
 		struct timespec time = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
 
-		ppoll(NULL, 0, &time, mask);
-	} while (!interrupted && left > 0);
+		ppoll(NULL, 0, &time, &before);
+	}
+	sigprocmask(SIG_SETMASK, &before, NULL);
 	return !interrupted;
 }
 
@@ -144,20 +159,21 @@ static int watch(const struct stat_command *command)
 {
 	bool redraw = !command->json && isatty(STDOUT_FILENO);
 	double interval = command->interval > 0 ? command->interval : 1;
-	sigset_t before;
+	sigset_t signals = catch_signals();
+	bool first = true;
 	int status;
 
-	catch_signals(&before);
 	do {
 		if (redraw)
 			fputs("\033[H\033[J", stdout);
-		status = show(command);
-		if (!redraw && !command->json)
+		else if (!command->json && !first)
 			putchar('\n');
+		first = false;
+		status = show(command);
 		/* What was lost is said by tool_output_finish. */
-		if (status != TOOL_OK || fflush(stdout) != 0)
+		if (status != TOOL_OK || fflush(stdout) != 0 || ferror(stdout))
 			return status;
-	} while (pause_for(interval, &before));
+	} while (pause_for(interval, &signals));
 	return TOOL_INTERRUPTED;
 }
 
