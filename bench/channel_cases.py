@@ -93,8 +93,8 @@ def latency(quick):
 def pingpong(quick):
     """64 bytes."""
     spinning = ("flags", "line", "tundish", "tundish-spin", "tundish-spinplace")
-    many = 100_000 if quick else 300_000
-    yield Case("pingpong 64 B", "pingpong", (*peers(quick, 64), *spinning), ("p50", "p99", "max"), {"count": 5000},
+    many = 30_000 if quick else 300_000
+    yield Case("pingpong 64 B", "pingpong", (*peers(quick, 64), *spinning), ("p50", "p99", "max"), {"count": 1000 if quick else 5000},
                (Target("tundish-spin", "p50", True, 300), Target("tundish-spin", "p99", True, 1000)),
                {name: many for name in spinning})
 
@@ -104,7 +104,7 @@ def stream(quick):
     many = {"tundish": 4_000_000, "tundish-spin": 4_000_000, "tundish-place": 2_000_000, "zmq": 400_000,
             "flags": 400_000}
     if quick:
-        many = {name: count // 4 for name, count in many.items()}
+        many = {name: count // 8 for name, count in many.items()}
     for readers in (1,) if quick else (1, 2, 4):
         yield Case(f"small: 64 B, {readers} readers", "stream", (*peers(quick, 64), "tundish", "tundish-spin", "tundish-place"),
                    ("objects_s",),

@@ -47,7 +47,7 @@ void bench_data_check(const struct data *data, uint64_t number, const void *obje
 struct actor {
 	int64_t begin_ns, end_ns;
 	int64_t cpu_ns;      /* between them, all threads */
-	int64_t grown_bytes; /* peak of resident memory above that at begin */
+	int64_t grown_bytes; /* peak of resident memory, without what is shared, above that at begin */
 };
 
 struct stage {

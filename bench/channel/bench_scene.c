@@ -93,7 +93,7 @@ static int64_t status_bytes(const char *name)
 
 static void begin(struct run *run, struct actor *actor)
 {
-	actor->grown_bytes = -status_bytes("VmRSS:");
+	actor->grown_bytes = status_bytes("RssShmem:") - status_bytes("VmRSS:");
 	pthread_barrier_wait(&run->stage->ready);
 	actor->cpu_ns = -cpu_now();
 	actor->begin_ns = bench_now();
@@ -103,7 +103,7 @@ static void end(struct actor *actor)
 {
 	actor->end_ns = bench_now();
 	actor->cpu_ns += cpu_now();
-	actor->grown_bytes += status_bytes("VmHWM:");
+	actor->grown_bytes += status_bytes("VmHWM:") - status_bytes("RssShmem:");
 }
 
 static void sleep_until(int64_t when_ns)
