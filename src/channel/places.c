@@ -134,9 +134,17 @@ void tnd__places_close(struct tnd_channel *channel, bool forked)
 {
 	for (unsigned int i = 0; i < channel->shared.place_count; i++) {
 		struct tnd__place *place = &channel->writer.places[i];
+		struct tnd__peer *peer;
 
+		/* Of a peer that goes just now, one closes: on_gone(), or we. */
+		if (!forked)
+			pthread_mutex_lock(&channel->lock);
+		peer = place->peer;
+		place->peer = NULL;
+		if (!forked)
+			pthread_mutex_unlock(&channel->lock);
 		tnd__watch_close(place->watch);
-		tnd__peer_close(place->peer, !forked);
+		tnd__peer_close(peer, !forked);
 	}
 }
 
@@ -294,12 +302,11 @@ static void on_gone(void *owner, struct tnd__peer *peer, int how)
 	uint64_t tag = tnd__peer_tag(peer);
 	unsigned int i = (uint32_t)tag;
 	struct tnd__place *place = &channel->writer.places[i];
-	bool ours = false;
+	bool ours;
 
 	pthread_mutex_lock(&channel->lock);
-	if (place->peer == peer && place->generation == tag >> 32) {
-		ours = true;
-		place->peer = NULL;
+	ours = place->peer == peer && place->generation == tag >> 32;
+	if (ours) {
 		if (place->state == TND__PLACE_LIVE)
 			take_out(channel, i,
 				 how == TND__GONE_LEFT ? TND__PLACE_LEFT : TND__PLACE_DEAD);
@@ -309,7 +316,14 @@ static void on_gone(void *owner, struct tnd__peer *peer, int how)
 	if (!ours)
 		return;
 	wake_all(channel);
-	tnd__peer_close(peer, false);
+	/* Once the place has no peer, close does not wait for us: only the peer is touched then. */
+	pthread_mutex_lock(&channel->lock);
+	ours = place->peer == peer;
+	if (ours)
+		place->peer = NULL;
+	pthread_mutex_unlock(&channel->lock);
+	if (ours)
+		tnd__peer_close(peer, false);
 }
 
 const struct tnd__peer_ops tnd__host_ops = {on_hello, on_packet, on_gone};
