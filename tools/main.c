@@ -22,6 +22,9 @@ static const struct {
 	{"doctor", "tundish doctor", cmd_doctor, "what this machine allows, and what to change"},
 	{"stat", "tundish stat", cmd_stat, "channels and pools: what is in them, who is late"},
 	{"bench", "tundish bench", cmd_bench, "send objects through a channel, and measure"},
+#if TND_HAVE_BRIDGE
+	{"bridge", "tundish bridge", cmd_bridge, "a channel's objects on another machine"},
+#endif
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
 
@@ -77,6 +80,9 @@ static int dispatch(int argc, char **argv)
 		argv[1] = (char *)(uintptr_t)commands[i].title;
 		return commands[i].run(argc - 1, argv + 1);
 	}
+	/* Not among the commands of a tool that was built without ZeroMQ. */
+	if (!strcmp(argv[1], "bridge"))
+		return usage("built without ZeroMQ, which is needed for", argv[1]);
 	if (argv[1][0] == '-')
 		return usage("unrecognized option", argv[1]);
 	return usage("unknown command", argv[1]);

@@ -44,6 +44,7 @@ int cmd_load(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_stat(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_bridge(int argc, char **argv); /* with ZeroMQ */
 
 /* -- exit.c -- */
 

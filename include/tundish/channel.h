@@ -132,6 +132,12 @@ TND_API int tnd_channel_attach(const char *address, uint32_t rank,
  */
 TND_API void tnd_channel_close(struct tnd_channel *channel);
 
+/*
+ * The same, but readers get TND_E_PEER_DEAD instead of TND_E_CLOSED once everything is read: for a
+ * writer that has failed, and must not have what it sent so far taken for all of it.
+ */
+TND_API void tnd_channel_abandon(struct tnd_channel *channel);
+
 /* The string to attach to; borrowed until close. */
 TND_API const char *tnd_channel_address(const struct tnd_channel *channel);
 

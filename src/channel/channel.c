@@ -114,11 +114,12 @@ static int charge(struct tnd_channel *channel, struct tnd_budget *budget, uint64
 	return 0;
 }
 
-static void close_writer(struct tnd_channel *channel, bool forked)
+/* `abandoned`: without a word, as a death would. */
+static void close_writer(struct tnd_channel *channel, bool forked, bool abandoned)
 {
 	struct tnd__writer *writer = &channel->writer;
 
-	if (!forked && channel->shared.header) {
+	if (!forked && !abandoned && channel->shared.header) {
 		(void)tnd__failpoint("channel.C1");
 		/* C1: after the last W3. */
 		atomic_store_explicit(&channel->shared.header->closed, TND__CLOSED,
@@ -126,14 +127,14 @@ static void close_writer(struct tnd_channel *channel, bool forked)
 		tnd__wake_readers(channel, true);
 	}
 	tnd__listener_close(writer->listener);
-	tnd__places_close(channel, forked);
+	tnd__places_close(channel, !forked && !abandoned);
 	free(writer->pending);
 }
 
 /* Everything that a writer's handle has so far. */
-static void undo_writer(struct tnd_channel *channel, bool forked)
+static void undo_writer(struct tnd_channel *channel, bool forked, bool abandoned)
 {
-	close_writer(channel, forked);
+	close_writer(channel, forked, abandoned);
 	tnd__slabs_close(channel, forked);
 	tnd__segments_close(&channel->shared, true, forked);
 	free_handle(channel);
@@ -223,7 +224,7 @@ int tnd_channel_create(const struct tnd_channel_opts *opts, struct tnd_channel *
 		     : tnd__fail_plain(reterr, -ENOMEM, "no memory for a channel");
 	if (rc < 0) {
 		if (channel)
-			undo_writer(channel, false);
+			undo_writer(channel, false, false);
 		tnd__service_unref();
 		return rc;
 	}
@@ -306,7 +307,7 @@ int tnd__channel_attach_inside(struct tnd_channel *writer, uint32_t rank,
 }
 #endif
 
-void tnd_channel_close(struct tnd_channel *channel)
+static void close_handle(struct tnd_channel *channel, bool abandoned)
 {
 	bool forked, inside;
 
@@ -315,11 +316,21 @@ void tnd_channel_close(struct tnd_channel *channel)
 	forked = tnd__channel_forked(channel);
 	inside = channel->lent;
 	if (channel->is_writer)
-		undo_writer(channel, forked);
+		undo_writer(channel, forked, abandoned);
 	else
 		undo_reader(channel, forked);
 	if (!forked && !inside)
 		tnd__service_unref();
+}
+
+void tnd_channel_close(struct tnd_channel *channel)
+{
+	close_handle(channel, false);
+}
+
+void tnd_channel_abandon(struct tnd_channel *channel)
+{
+	close_handle(channel, true);
 }
 
 const char *tnd_channel_address(const struct tnd_channel *channel)

@@ -242,8 +242,8 @@ struct tnd__welcome {
 /* Makes the places of the options. Before anybody can attach. Return: 0, TND_E_INVALID. */
 int tnd__places_init(struct tnd_channel *channel, const struct tnd_channel_opts *opts,
 		     struct tnd_error *reterr);
-/* Closes peers and watches. After the listener's close. */
-void tnd__places_close(struct tnd_channel *channel, bool forked);
+/* Closes peers and watches. After the listener's close. Without `goodbye` readers see a death. */
+void tnd__places_close(struct tnd_channel *channel, bool goodbye);
 /* Test hook and on_hello: admits `rank`. Return: 0; TND_E_PLACE. */
 int tnd__place_admit(struct tnd_channel *channel, uint32_t rank, struct tnd__peer *peer,
 		     struct tnd__welcome *ret_welcome, struct tnd_error *reterr);

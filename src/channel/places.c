@@ -130,8 +130,10 @@ int tnd__places_init(struct tnd_channel *channel, const struct tnd_channel_opts 
 	return 0;
 }
 
-void tnd__places_close(struct tnd_channel *channel, bool forked)
+void tnd__places_close(struct tnd_channel *channel, bool goodbye)
 {
+	bool forked = tnd__channel_forked(channel);
+
 	for (unsigned int i = 0; i < channel->shared.place_count; i++) {
 		struct tnd__place *place = &channel->writer.places[i];
 		struct tnd__peer *peer;
@@ -144,7 +146,7 @@ void tnd__places_close(struct tnd_channel *channel, bool forked)
 		if (!forked)
 			pthread_mutex_unlock(&channel->lock);
 		tnd__watch_close(place->watch);
-		tnd__peer_close(peer, !forked);
+		tnd__peer_close(peer, goodbye);
 	}
 }
 

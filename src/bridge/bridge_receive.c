@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge_receive.c - connecting side: the loop
+ *
+ *   --STATE--> ... <--WELCOME-- <--OBJECT-- ... --STATE--> ... <--END-- --ENDED-->
+ *
+ * A STATE goes out when a quarter of what this side takes has been written, when everything has,
+ * and each tick: it is acknowledgement, grant, heartbeat and hello at once, so that a lost one
+ * costs a tick and a broken connection needs nothing else.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "bridge_internal.h"
+
+#define MESSAGES_A_ROUND 256
+#define RETRY_NS INT64_C(20000000) /* the shortest tick */
+
+static void say(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int64_t value)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+	struct tnd__bridge_head head = {.kind = kind,
+					.session = bridge->session,
+					.receiver = receiving->id,
+					.number = receiving->expected,
+					.written = written,
+					.objects = receiving->objects,
+					.bytes = receiving->bytes,
+					.value = value};
+
+	receiving->said_ns = tnd__bridge_now_ns();
+	if (tnd__bridge_send_head(bridge->socket, &head, false) == 0)
+		receiving->told = written;
+	else /* nobody there yet, or no longer: soon again */
+		receiving->said_ns -= bridge->tick_ns - RETRY_NS;
+}
+
+static int welcome(struct tnd_bridge *bridge, const struct tnd__bridge_head *head)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+	int rc;
+
+	if (receiving->admitted) {
+		bridge->now.reconnects++;
+		return 0;
+	}
+	bridge->session = head->session;
+	receiving->expected = receiving->told = head->number;
+	rc = tnd__inbox_start(&receiving->inbox, head->number);
+	if (rc < 0)
+		return tnd__bridge_fail(&bridge->why, rc, "no thread for the channel: %s",
+					tnd_strerror(rc));
+	receiving->admitted = true;
+	bridge->now.receivers = 1;
+	return 0;
+}
+
+static int object_wrong(struct tnd_bridge *bridge, const struct tnd__bridge_head *head,
+			const char *what)
+{
+	return tnd__bridge_fail(&bridge->why, TND_E_CORRUPT,
+				"%s: %s: object %" PRIu64 " of %" PRIu64
+				" bytes came where %" PRIu64 " was expected",
+				bridge->endpoint, what, head->number, head->bytes,
+				bridge->receiving.expected);
+}
+
+static int take_object(struct tnd_bridge *bridge, const struct tnd__bridge_head *head,
+		       zmq_msg_t *body)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+	struct tnd__inbox_state state;
+
+	if (!receiving->admitted)
+		return object_wrong(bridge, head, "an object before the welcome");
+	if (head->number < receiving->expected) {
+		bridge->now.repeated++;
+		return 0;
+	}
+	if (head->number > receiving->expected)
+		return object_wrong(bridge, head, "objects are missing");
+	if (head->bytes != zmq_msg_size(body) || head->bytes > receiving->longest)
+		return object_wrong(bridge, head, "an object's length is wrong");
+	tnd__inbox_state(&receiving->inbox, &state);
+	if (receiving->expected - state.written >= receiving->objects ||
+	    (state.waiting_bytes && state.waiting_bytes + head->bytes > receiving->bytes))
+		return object_wrong(bridge, head, "more than this side takes");
+	tnd__inbox_put(&receiving->inbox, body);
+	receiving->expected++;
+	return 0;
+}
+
+static int take_end(struct tnd_bridge *bridge, const struct tnd__bridge_head *head)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+
+	if (!receiving->admitted)
+		return object_wrong(bridge, head, "an end before the welcome");
+	if (head->value == 0 && head->number != receiving->expected)
+		return object_wrong(bridge, head, "an end before the last object");
+	if (!receiving->end_known)
+		tnd__inbox_end(&receiving->inbox);
+	receiving->end_known = true;
+	receiving->end_code =
+		head->value < INT32_MIN || head->value > 0 ? TND_E_CORRUPT : head->value;
+	return 0;
+}
+
+static int refused(struct tnd_bridge *bridge, const struct tnd__bridge_head *head, zmq_msg_t *body)
+{
+	char text[BRIDGE_TEXT_MAX + 1];
+	int code = head->value < 0 && head->value >= INT32_MIN ? (int)head->value : TND_E_CORRUPT;
+
+	tnd__bridge_text(body, text);
+	return tnd__bridge_fail(&bridge->why, code, "%s refuses this side: %s", bridge->endpoint,
+				text);
+}
+
+static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *head, zmq_msg_t *body)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+
+	if (head->kind != BRIDGE_REFUSE &&
+	    (head->receiver != receiving->id || head->session == 0)) {
+		bridge->now.refused++;
+		return 0;
+	}
+	if (receiving->admitted && head->session != bridge->session)
+		return tnd__bridge_fail(&bridge->why, TND_E_CORRUPT,
+					"%s: the listening side was started anew: what came so far "
+					"is of another session",
+					bridge->endpoint);
+	receiving->heard_ns = tnd__bridge_now_ns();
+	switch (head->kind) {
+	case BRIDGE_WELCOME:
+		return welcome(bridge, head);
+	case BRIDGE_OBJECT:
+		return take_object(bridge, head, body);
+	case BRIDGE_END:
+		return take_end(bridge, head);
+	case BRIDGE_REFUSE:
+		return refused(bridge, head, body);
+	case BRIDGE_PING:
+		return 0;
+	default:
+		bridge->now.refused++;
+		return 0;
+	}
+}
+
+static int handle(struct tnd_bridge *bridge, zmq_msg_t *first, zmq_msg_t *body, int frames)
+{
+	struct tnd__bridge_head head = {0};
+	int rc = tnd__bridge_unpack(first, &head);
+
+	if (rc == TND_E_VERSION)
+		return tnd__bridge_fail(&bridge->why, rc,
+					"%s speaks version %" PRIu32
+					" of the bridge, this side version %d: use the same "
+					"release on both",
+					bridge->endpoint, head.version, BRIDGE_VERSION);
+	if (rc == 0 && frames != (head.kind == BRIDGE_OBJECT || head.kind == BRIDGE_REFUSE ? 2 : 1))
+		rc = TND_E_CORRUPT;
+	if (rc < 0)
+		return tnd__bridge_fail(&bridge->why, TND_E_CORRUPT,
+					"%s sends what is no message of a bridge: check the "
+					"address",
+					bridge->endpoint);
+	return dispatch(bridge, &head, body);
+}
+
+/* One message: head, and a body for some. Return: > 0: there was one; 0: none; < 0: the error. */
+static int read_one(struct tnd_bridge *bridge)
+{
+	zmq_msg_t first, body;
+	int frames = 1, rc = 1;
+
+	zmq_msg_init(&first);
+	zmq_msg_init(&body);
+	if (zmq_msg_recv(&first, bridge->socket, ZMQ_DONTWAIT) < 0) {
+		rc = tnd__bridge_errno();
+		rc = rc == -EAGAIN || rc == -EINTR ? 0 : rc;
+	} else if (zmq_msg_more(&first)) {
+		/* Frames of one message come together; what is behind the second is none of ours. */
+		do
+			frames += zmq_msg_recv(&body, bridge->socket, ZMQ_DONTWAIT) >= 0;
+		while (zmq_msg_more(&body) && frames < 4);
+	}
+	if (rc > 0) {
+		rc = handle(bridge, &first, &body, frames);
+		rc = rc < 0 ? rc : 1;
+	}
+	zmq_msg_close(&first);
+	zmq_msg_close(&body);
+	return rc;
+}
+
+static int read_all(struct tnd_bridge *bridge)
+{
+	for (int i = 0; i < MESSAGES_A_ROUND; i++) {
+		int rc = read_one(bridge);
+
+		if (rc <= 0)
+			return rc;
+	}
+	return 0;
+}
+
+static bool due(const struct tnd__receiving *receiving, uint64_t written, int64_t tick_ns)
+{
+	uint64_t news = written - receiving->told;
+
+	if (tnd__bridge_now_ns() - receiving->said_ns >= tick_ns)
+		return true;
+	return news && (news >= receiving->objects / 4 || written == receiving->expected);
+}
+
+/* Everything is written: says so, waits for the readers. */
+static int end(struct tnd_bridge *bridge, const struct tnd__inbox_state *state)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+
+	if (state->written != receiving->expected)
+		return 1;
+	if (!receiving->end_told)
+		say(bridge, BRIDGE_ENDED, state->written, (int64_t)receiving->longest);
+	receiving->end_told = true;
+	if (!state->drained)
+		return 1;
+	if (receiving->end_code == 0)
+		return 0;
+	return tnd__bridge_fail(&bridge->why, TND_E_PEER_DEAD,
+				"%s ended before its writer closed (%s): the readers here get "
+				"what came, and no more",
+				bridge->endpoint, tnd_strerror((int)receiving->end_code));
+}
+
+int tnd__receive_round(struct tnd_bridge *bridge)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+	struct tnd__inbox_state state = {0};
+	int rc = receiving->end_known ? 0 : read_all(bridge);
+
+	if (rc < 0)
+		return rc;
+	if (receiving->admitted)
+		tnd__inbox_state(&receiving->inbox, &state);
+	if (state.failed < 0) {
+		bridge->why = receiving->inbox.why;
+		return state.failed;
+	}
+	bridge->now.objects = state.written - receiving->inbox.first;
+	bridge->now.bytes = state.written_bytes;
+	bridge->now.held_objects = receiving->expected - state.written;
+	bridge->now.held_bytes = state.waiting_bytes;
+	if (due(receiving, state.written, bridge->tick_ns))
+		say(bridge, receiving->end_told ? BRIDGE_ENDED : BRIDGE_STATE, state.written,
+		    (int64_t)receiving->longest);
+	if (receiving->end_known)
+		return end(bridge, &state);
+	if (receiving->admitted && tnd__bridge_now_ns() - receiving->heard_ns > bridge->grace_ns)
+		return tnd__bridge_fail(&bridge->why, TND_E_PEER_DEAD,
+					"%s has been silent for %.1f s: the other side died, was "
+					"stopped, or the network is down",
+					bridge->endpoint, (double)bridge->grace_ns / 1e9);
+	return 1;
+}
+
+void tnd__receive_end(struct tnd_bridge *bridge, int code)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+	struct tnd__inbox_state state = {0};
+
+	if (receiving->end_told)
+		return;
+	if (receiving->admitted)
+		tnd__inbox_state(&receiving->inbox, &state);
+	say(bridge, BRIDGE_LEAVE, state.written, code == -ECANCELED ? 0 : code);
+}
