@@ -295,14 +295,14 @@ static void print(const struct run *run)
 
 int main(int argc, char **argv)
 {
-	struct run run = {.opts = {.readers = 1,
-				   .count = 10000,
-				   .bytes = 64,
-				   .period_ns = 100000,
-				   .max_bytes = 4 << 20,
-				   .max_objects = 1024,
-				   .seed = 1,
-				   .timeout_s = 60}};
+	static struct run run = {.opts = {.readers = 1,
+					  .count = 10000,
+					  .bytes = 64,
+					  .period_ns = 100000,
+					  .max_bytes = 4 << 20,
+					  .max_objects = 1024,
+					  .seed = 1,
+					  .timeout_s = 60}};
 	struct pollfd actors[BENCH_READERS_MAX + 1];
 	int failed = 0;
 
