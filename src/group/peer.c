@@ -386,10 +386,12 @@ static void linger(struct tnd__peer *peer, bool ended)
 
 	tnd__served_lock(&peer->served);
 	done = ended || flush(peer) || tnd__now_ns() >= peer->linger_until_ns;
-	if (done)
+	if (done) {
 		tnd__served_unlink(&peer->served);
-	else if (peer->served.due_ns > peer->linger_until_ns)
+		peer->served.service->lingering--;
+	} else if (peer->served.due_ns > peer->linger_until_ns) {
 		tnd__served_set_due(&peer->served, peer->linger_until_ns);
+	}
 	tnd__served_unlock(&peer->served);
 	if (done)
 		tnd__served_discard(&peer->served);
@@ -636,6 +638,7 @@ static bool close_open(struct tnd__peer *peer)
 	want_write(peer, true);
 	peer->linger_until_ns = tnd__now_ns() + LINGER_NS;
 	tnd__served_link(&peer->served);
+	peer->served.service->lingering++;
 	tnd__served_set_due(&peer->served, peer->linger_until_ns);
 	return false;
 }

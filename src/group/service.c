@@ -176,9 +176,9 @@ void tnd__served_set_due(struct tnd__served *served, int64_t due_ns)
 
 static bool is_busy(const struct tnd__served *served)
 {
-	const struct tnd__served *running = served->service->running;
+	const struct tnd__service *service = served->service;
 
-	return running && (running == served || running->on_behalf == served);
+	return service->running == served || service->running_for == served;
 }
 
 void tnd__served_remove(struct tnd__served *served)
@@ -219,23 +219,22 @@ void tnd__served_discard(struct tnd__served *served)
 static void call(struct tnd__service *service, struct tnd__served *served, unsigned int which,
 		 uint32_t events)
 {
-	bool discard;
-
 	service->running = served;
+	service->running_for = served->on_behalf;
 	pthread_mutex_unlock(&service->lock);
 	if (events)
 		served->ops->ready(served, which, events);
 	else
 		served->ops->due(served, tnd__now_ns());
 	pthread_mutex_lock(&service->lock);
-	service->running = NULL;
-	discard = served->discard;
+	/* Who waits gives its hold back after us: the thread does not end itself for that. */
+	if (served->discard) {
+		pthread_mutex_unlock(&service->lock);
+		free_served(served);
+		pthread_mutex_lock(&service->lock);
+	}
+	service->running = service->running_for = NULL;
 	pthread_cond_broadcast(&service->returned);
-	if (!discard)
-		return;
-	pthread_mutex_unlock(&service->lock);
-	free_served(served);
-	pthread_mutex_lock(&service->lock);
 }
 
 static void dispatch(struct tnd__service *service, const struct epoll_event *event)
@@ -489,14 +488,17 @@ void tnd__service_unref(void)
 		return;
 	gate_enter(mark);
 	drop_inherited(mark);
-	if (current && current->users) {
+	if (current && current->users && --current->users == 0) {
 		service = current;
-		service->users--;
-		/* It takes the last one out of `current`. */
-		if (!is_last(service))
-			service = NULL;
+		service->holds++;
 	}
 	gate_leave();
-	if (service)
-		end(service);
+	if (!service)
+		return;
+	/* The process may exit after this: what was sent, and goodbyes, go out first. */
+	pthread_mutex_lock(&service->lock);
+	while (service->lingering && !is_here(service))
+		pthread_cond_wait(&service->returned, &service->lock);
+	pthread_mutex_unlock(&service->lock);
+	tnd__service_put(service);
 }

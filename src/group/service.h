@@ -61,7 +61,8 @@ struct tnd__peer_ops {
 
 /*
  * Counted: the thread ends with the last unref, once every listener, peer and watch is closed, which
- * hold it too. In a forked child only what was ref'd there is unref'd. Return: 0, -errno.
+ * hold it too. The last unref waits for what closed peers have left to send, a second at most. In a
+ * forked child only what was ref'd there is unref'd. Return: 0, -errno.
  */
 int tnd__service_ref(void);
 void tnd__service_unref(void);

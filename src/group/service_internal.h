@@ -38,10 +38,12 @@ struct tnd__service {
 	uint32_t users; /* gate: references of callers */
 	uint32_t holds; /* gate: of what is served */
 	pthread_mutex_t lock;
-	pthread_cond_t returned; /* `running` or its `on_behalf` changed */
+	pthread_cond_t returned; /* `running` changed */
 	struct tnd__served *first;
-	struct tnd__served *running; /* whose ready() or due() runs */
+	/* Whose ready() or due() runs, or whose memory is being freed after it; and its on_behalf. */
+	const struct tnd__served *running, *running_for;
 	uint64_t last_id;
+	uint32_t lingering; /* closed peers with something left to send */
 	bool stopping, detached;
 };
 

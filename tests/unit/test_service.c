@@ -158,12 +158,13 @@ static void await_stopped(pid_t pid)
 static void test_queue(void **state)
 {
 	struct end here = END;
-	unsigned int fds = fd_count();
+	unsigned int fds = fd_count(), threads = thread_count();
 	struct tnd__listener *listener = listen_at(NULL, &here);
 	struct stopper stopper = {tnd__listener_address(listener), 1500};
 	struct child child = start_child(stopped_reader, &stopper);
 
 	(void)state;
+	assert_int_equal(tnd__service_ref(), 0);
 	await(&here, &here.hellos, 1);
 	await_stopped(child.pid);
 	for (uint32_t i = 0; i < 1500; i++) {
@@ -178,6 +179,8 @@ static void test_queue(void **state)
 	/* All of it goes out, and the goodbye behind it, though the peer is closed at once. */
 	tnd__peer_close(here.peer, true);
 	tnd__listener_close(listener);
+	tnd__service_unref();
+	assert_int_equal(thread_count(), threads);
 	assert_int_equal(end_child(&child), 0);
 	assert_int_equal(fd_count(), fds);
 }
@@ -188,6 +191,7 @@ static void test_linger_ends(void **state)
 	struct tnd__listener *listener = listen_at(NULL, &here);
 	struct stopper stopper = {tnd__listener_address(listener), 0};
 	struct child child = start_child(stopped_reader, &stopper);
+	unsigned int threads = thread_count() - 1;
 	int64_t begin_ns;
 	int rc = 0;
 
@@ -202,10 +206,14 @@ static void test_linger_ends(void **state)
 	}
 	assert_int_equal(rc, -ENOMEM);
 	/* It never reads: the queue goes after a second, and the thread with it. */
+	assert_int_equal(tnd__service_ref(), 0);
 	begin_ns = tnd__now_ns();
 	tnd__peer_close(here.peer, true);
 	tnd__listener_close(listener);
-	assert_true(tnd__now_ns() - begin_ns < 5000 * MS);
+	assert_true(tnd__now_ns() - begin_ns < 500 * MS);
+	tnd__service_unref();
+	assert_in_range(tnd__now_ns() - begin_ns, 900 * MS, 5000 * MS);
+	assert_int_equal(thread_count(), threads);
 	kill(child.pid, SIGKILL);
 	assert_int_equal(end_child(&child), -SIGKILL);
 }
@@ -530,19 +538,24 @@ static void test_fork(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
+	const struct CMUnitTest threads[] = {
 		cmocka_unit_test(test_meet),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_deadlines),
-		cmocka_unit_test(test_queue),
-		cmocka_unit_test(test_linger_ends),
-		cmocka_unit_test(test_stopped_listener),
 		cmocka_unit_test(test_close_in_callback),
 		cmocka_unit_test(test_close_beside_callback),
 		cmocka_unit_test(test_no_leak),
 		cmocka_unit_test(test_idle),
+	};
+	const struct CMUnitTest processes[] = {
+		cmocka_unit_test(test_queue),
+		cmocka_unit_test(test_linger_ends),
+		cmocka_unit_test(test_stopped_listener),
 		cmocka_unit_test(test_fork),
 	};
+	int failed = cmocka_run_group_tests(threads, warm_up, NULL);
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	if (!CHILDREN_CANNOT_SERVE)
+		failed += cmocka_run_group_tests(processes, warm_up, NULL);
+	return failed;
 }
