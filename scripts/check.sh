@@ -122,9 +122,9 @@ export MSAN_OPTIONS=halt_on_error=1
 
 export CC=gcc
 step build "" --buildtype=release -Dtests=false
-step build-check "unit abi fuzz fault cli proc oracle docs" -Dfailpoints=true -Dbench=true --werror
+step build-check "unit abi fuzz fault cli proc oracle docs model" -Dfailpoints=true -Dbench=true --werror
 step build-asan "unit fault fuzz cli" -Dfailpoints=true -Db_sanitize=address,undefined
-step build-tsan "unit-base unit-budget unit-slab unit-slabwait unit-storage unit-load" -Dfailpoints=true -Db_sanitize=thread
+step build-tsan "unit-litmus unit-base unit-budget unit-slab unit-slabwait unit-storage unit-load" -Dfailpoints=true -Db_sanitize=thread
 export CC=clang
 step build-msan "fuzz-header-alone" -Dfailpoints=true --werror -Db_sanitize=memory -Db_lundef=false
 ended
