@@ -92,7 +92,7 @@ struct tnd_channel_opts {
 	struct tnd_slab_pool *pool; /* nullable: no objects by slab; TND_SLAB_POOL_F_SHARED;
 					    borrowed until close */
 	uint64_t max_object_bytes;  /* by slab; 0: 1 GiB */
-	uint64_t spin_ns;           /* longest spin; 0: by itself; TND_CHANNEL_NO_SPIN */
+	uint64_t spin_ns;           /* spins before each sleep; 0: by itself; TND_CHANNEL_NO_SPIN */
 	int64_t warn_ns;            /* a wait this long is logged; 0: 10 s; < 0: never */
 };
 

@@ -38,11 +38,14 @@ void tnd__futex_wake_local(const _Atomic uint32_t *word, int count);
  */
 struct tnd__spin {
 	int64_t limit_ns;  /* 0: never spins */
+	bool fixed;        /* always that long: the caller knows better */
 	int64_t period_ns; /* moving average of what a wait takes */
 };
 
-/* `limit_ns`: 0 for the default, UINT64_MAX for none at all. */
+/* `limit_ns`: 0 for the default, UINT64_MAX for none at all; else always that long. */
 void tnd__spin_init(struct tnd__spin *spin, uint64_t limit_ns);
+/* Spinning beyond this the processor is offered to others now and then. */
+#define TND__SPIN_ALONE_NS INT64_C(50000)
 /* How long a wait that begins now should spin. */
 int64_t tnd__spin_budget(const struct tnd__spin *spin);
 /* What the wait took in all. */

@@ -13,8 +13,8 @@
 
 /* Going to sleep and being woken costs 10 to 50 us: to spin longer cannot pay. */
 #define LIMIT_NS INT64_C(50000)
-/* What is on its way already arrives within this; also the margin on the average. */
-#define LEAST_NS INT64_C(2000)
+/* About the cost of a wake: what a spin of this length may save. Also the margin on the average. */
+#define LEAST_NS INT64_C(15000)
 /* Weight of the newest wait in the average: 1 / 4. */
 #define LEARN_SHIFT 2
 /* A long pause counts as this many limits, so that some ten short waits forget it. */
@@ -31,6 +31,7 @@ static bool one_processor(void)
 void tnd__spin_init(struct tnd__spin *spin, uint64_t limit_ns)
 {
 	spin->period_ns = 0;
+	spin->fixed = limit_ns != 0;
 	if (limit_ns == UINT64_MAX || one_processor())
 		spin->limit_ns = 0;
 	else
@@ -41,6 +42,8 @@ int64_t tnd__spin_budget(const struct tnd__spin *spin)
 {
 	int64_t want_ns = LEAST_NS;
 
+	if (spin->fixed)
+		return spin->limit_ns;
 	if (spin->period_ns <= spin->limit_ns)
 		want_ns += 2 * spin->period_ns;
 	return TND__MIN(spin->limit_ns, want_ns);

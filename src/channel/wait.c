@@ -25,9 +25,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "channel_internal.h"
+
+#define PAUSES 16 /* between looks at the clock: about 0.3 us */
 
 int tnd__channel_enter(struct tnd_channel *channel, bool as_writer, struct tnd_error *reterr)
 {
@@ -286,10 +289,40 @@ static void count_sleep(struct tnd_channel *channel, int64_t started, int64_t no
 	atomic_fetch_add_explicit(&channel->blocked_ns, ns, memory_order_relaxed);
 }
 
+/*
+ * Looks again and again as long as that pays. *now: the last reading of the clock, which is not
+ * read once more after the look that succeeded: that would delay what was waited for. Return: as
+ * `look`.
+ */
+static int spin_until(struct tnd__wait *wait, int64_t started, int64_t deadline_ns, int64_t *now,
+		      struct tnd_error *reterr)
+{
+	struct tnd_channel *channel = wait->channel;
+	int64_t until = earlier(started + tnd__spin_budget(&channel->spin), deadline_ns);
+	/* A writer polls several cursors. */
+	const _Atomic uint64_t *word =
+		channel->is_writer ? NULL : &channel->shared.header->published;
+	int rc = 0;
+
+	while (*now < until) {
+		for (int i = 0; i < PAUSES && rc == 0; i++) {
+			tnd__spin_pause(word, channel->reader.known);
+			rc = look_or_cancel(wait, reterr);
+		}
+		if (rc != 0)
+			break;
+		*now = tnd__now_ns();
+		if (*now - started > TND__SPIN_ALONE_NS)
+			sched_yield();
+	}
+	return rc;
+}
+
 int tnd__channel_wait(struct tnd__wait *wait, int64_t deadline_ns, struct tnd_error *reterr)
 {
 	struct tnd_channel *channel = wait->channel;
-	int64_t started, now, spin_until;
+	struct counters counters;
+	int64_t started, now;
 	int rc = look_or_cancel(wait, reterr);
 
 	if (rc != 0)
@@ -297,30 +330,15 @@ int tnd__channel_wait(struct tnd__wait *wait, int64_t deadline_ns, struct tnd_er
 	if (deadline_ns <= 0)
 		return timed_out(wait, reterr);
 	started = now = tnd__now_ns();
-	spin_until = earlier(started + tnd__spin_budget(&channel->spin), deadline_ns);
-	while (now < spin_until) {
-		for (int i = 0; i < 16 && rc == 0; i++) {
-			/* A writer polls several cursors. */
-			tnd__spin_pause(channel->is_writer ? NULL
-							   : &channel->shared.header->published,
-					channel->reader.known);
-			rc = look_or_cancel(wait, reterr);
-		}
-		if (rc != 0)
-			break;
-		now = tnd__now_ns();
-	}
+	rc = spin_until(wait, started, deadline_ns, &now, reterr);
 	if (rc == 0) {
-		struct counters counters = counters_of(channel);
-
+		counters = counters_of(channel);
 		atomic_fetch_add_explicit(counters.waits, 1, memory_order_relaxed);
 		atomic_fetch_add_explicit(&channel->waits, 1, memory_order_relaxed);
 		atomic_store_explicit(counters.since, started, memory_order_relaxed);
 		rc = sleep_until(wait, started, deadline_ns, reterr);
 		now = tnd__now_ns();
 		count_sleep(channel, started, now);
-	} else {
-		now = tnd__now_ns();
 	}
 	tnd__spin_learn(&channel->spin, now - started);
 	return rc < 0 ? rc : 0;

@@ -187,17 +187,17 @@ static void test_spin(void **state)
 	if (CPU_COUNT(&before) >= 2) {
 		tnd__spin_init(&spin, 0);
 		assert_int_equal(spin.limit_ns, 50000);
-		assert_int_equal(tnd__spin_budget(&spin), 2000);
+		assert_int_equal(tnd__spin_budget(&spin), 15000);
 		for (int i = 0; i < 100; i++)
 			tnd__spin_learn(&spin, 10000);
-		assert_in_range(tnd__spin_budget(&spin), 20000, 22000);
+		assert_in_range(tnd__spin_budget(&spin), 33000, 35000);
 		for (int i = 0; i < 100; i++)
 			tnd__spin_learn(&spin, 40000);
 		assert_int_equal(tnd__spin_budget(&spin), 50000);
 		/* What comes once a second is not worth it; a few quick ones and it is again. */
 		for (int i = 0; i < 100; i++)
 			tnd__spin_learn(&spin, 1000000000);
-		assert_int_equal(tnd__spin_budget(&spin), 2000);
+		assert_int_equal(tnd__spin_budget(&spin), 15000);
 		for (int i = 0; i < 16; i++)
 			tnd__spin_learn(&spin, 10000);
 		assert_true(tnd__spin_budget(&spin) > 20000);
