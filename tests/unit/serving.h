@@ -90,6 +90,15 @@ static inline void await(struct end *end, _Atomic uint32_t *count, uint32_t valu
 	assert_true(reached(end, count, value, PATIENCE_NS));
 }
 
+static inline void also(struct end *end, struct tnd__peer *peer, struct tnd__packet *packet)
+{
+	void (*more)(struct end *, struct tnd__peer *, struct tnd__packet *) =
+		atomic_load(&end->also);
+
+	if (more)
+		more(end, peer, packet);
+}
+
 static int end_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *hello,
 		     struct tnd__packet *reply, struct tnd_error *error)
 {
@@ -107,8 +116,7 @@ static int end_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *he
 		tnd__peer_watch_lock(peer, end->lock_fd, 7);
 	if (!end->answer)
 		end->peer = peer;
-	if (end->also)
-		end->also(end, peer, NULL);
+	also(end, peer, NULL);
 	if (end->answer) {
 		tnd__fail_plain(error, end->answer, "no place for %u", hello->kind);
 		error->rank = 5;
@@ -128,8 +136,7 @@ static void end_packet(void *owner, struct tnd__peer *peer, struct tnd__packet *
 	memcpy(&number, packet->data, sizeof(number));
 	if (packet->bytes >= sizeof(number) && number != end->packets)
 		end->out_of_order++;
-	if (end->also)
-		end->also(end, peer, packet);
+	also(end, peer, packet);
 	end->running--;
 	tell(end, &end->packets);
 }
@@ -139,8 +146,7 @@ static void end_gone(void *owner, struct tnd__peer *peer, int how)
 	struct end *end = owner;
 
 	end->running++;
-	if (end->also)
-		end->also(end, peer, NULL);
+	also(end, peer, NULL);
 	end->running--;
 	tell(end, how == TND__GONE_LEFT ? &end->left : &end->dead);
 }

@@ -401,8 +401,8 @@ static void test_close_beside_callback(void **state)
 	check_waits(&of_listener);
 	pthread_join(second.thread, NULL);
 	assert_int_equal(second.rc, 0);
-	tnd__peer_close(there.peer, true);
 	here.also = NULL;
+	tnd__peer_close(there.peer, true);
 	await(&here, &here.left, 1);
 	tnd__peer_close(here.peer, true);
 }
