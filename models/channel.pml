@@ -2,8 +2,8 @@
 /*
  * channel.pml - the protocol of the channel: one writer, one or two readers, two slots
  *
- *   writer    W1 W2 W3 [W4 W5 W6 W7]      full:  V2 V1 V3 [V4] V5      C1
- *   reader    R1 R2 R3 [R4 R5 R6 R7]      empty: S2 S1 S3 [S4] S5      L1
+ *   writer    W1 W2 W3 [W4 W5 W6 W7]      full:  V1 V2 V3 [V4] V5      C1
+ *   reader    R1 R2 R3 [R4 R5 R6 R7]      empty: S1 S2 S3 [S4] S5      L1
  *   service   A1 .. A5, E1 .. E5, P1      of the writer's process, and its `lock`
  *   guest     P1 P2 P3                    service of a reader's process
  *   memory    store buffers               fate: who dies, is evicted, wakes for nothing

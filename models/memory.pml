@@ -36,9 +36,9 @@ chan to_memory_r[READERS] = [2] of { byte, byte };
  * Counters are compared for equality only: each is kept as whether it has changed since the one who
  * compares took its sample. That is exact, and their values make no states of their own.
  */
-bool space_word_changed;                                  /* since V2 */
-bool data_word_changed[READERS];                          /* since S2 */
-bool local_word_changed[READERS];                         /* since S2 */
+bool space_word_changed;                                  /* since V1 */
+bool data_word_changed[READERS];                          /* since S1 */
+bool local_word_changed[READERS];                         /* since S1 */
 bool same_episode[READERS];                               /* of writer_waiting, since R4 */
 bool generation_changed;                                  /* since the writer copied the set */
 

@@ -103,20 +103,20 @@ inline look_for_end()
 inline wait_for_data()
 {
 	assert(!how);
-#if !defined(M_S12) && !defined(M_S23)
-S2:	sample_words();
+#if !defined(M_S21) && !defined(M_S13)
+S1:	sample_words();
 #endif
-#ifdef M_S1
-S1:	STORE(to_memory_r[me], SLEEPERS, MY_BIT(me));
+#ifdef M_S2
+S2:	STORE(to_memory_r[me], SLEEPERS, MY_BIT(me));
 #else
-S1:	STORE_SEQ_CST(to_memory_r[me], SLEEPERS, MY_BIT(me));
+S2:	STORE_SEQ_CST(to_memory_r[me], SLEEPERS, MY_BIT(me));
 #endif
-#ifdef M_S12
-S2:	sample_words();
+#ifdef M_S21
+S1:	sample_words();
 #endif
 S3:	look_for_end();
-#ifdef M_S23
-S2:	sample_words();
+#ifdef M_S13
+S1:	sample_words();
 #endif
 	if
 	:: atomic { how != HOW_EVICTED && IS_SOMETHING -> how = HOW_UNKNOWN }

@@ -61,20 +61,20 @@ inline evict_the_dead()
 inline wait_for_space()
 {
 	assert(!room);
-#if !defined(M_V12) && !defined(M_V23)
-V2:	space_word_changed = false;
+#if !defined(M_V21) && !defined(M_V13)
+V1:	space_word_changed = false;
 #endif
-#ifdef M_V1
-V1:	STORE(to_memory_w, WRITER_WAITING, 1);
+#ifdef M_V2
+V2:	STORE(to_memory_w, WRITER_WAITING, 1);
 #else
-V1:	STORE_SEQ_CST(to_memory_w, WRITER_WAITING, 1);
+V2:	STORE_SEQ_CST(to_memory_w, WRITER_WAITING, 1);
 #endif
-#ifdef M_V12
-V2:	space_word_changed = false;
+#ifdef M_V21
+V1:	space_word_changed = false;
 #endif
 V3:	look();
-#ifdef M_V23
-V2:	space_word_changed = false;
+#ifdef M_V13
+V1:	space_word_changed = false;
 #endif
 	if
 	:: !room && !now_dead ->

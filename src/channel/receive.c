@@ -60,7 +60,7 @@ static bool there(struct tnd_channel *channel)
 
 	if (reader->known != reader->next)
 		return true;
-	/* R1: pairs with W3. As S3 it comes after S1 in the order of all seq_cst operations. */
+	/* R1: pairs with W3. As S3 it comes after S2 in the order of all seq_cst operations. */
 	reader->known =
 		atomic_load_explicit(&channel->shared.header->published, memory_order_seq_cst);
 	return reader->known != reader->next;

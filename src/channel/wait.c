@@ -6,17 +6,17 @@
  *     |
  *   spin     as long as the last waits make it pay
  *     |
- *   sleep    announce (S1, V1), sample (S2, V2), look again (S3, V3), futex (S4, V4), retract (S5, V5)
+ *   sleep    sample (S1, V1), announce (S2, V2), look again (S3, V3), futex (S4, V4), retract (S5, V5)
  *
  * Memory order. The pairs, each load beside its store:
  *
  *   W3 published  (seq_cst store, send.c)      R1, S3 (acquire, seq_cst load)   contents of the object
  *   R3 cursor     (seq_cst store, receive.c)   W1, V3 (acquire, seq_cst load)   the space is free
- *   S1 sleepers   (seq_cst RMW)                W4 (seq_cst load)     with W3/S3: store buffering
- *   V1 writer_waiting (seq_cst store)          R4 (seq_cst load)     with R3/V3: store buffering
- *   W6 data_word, R5 space_word (RMW)          S2, V2 (sample before the second look)
+ *   S2 sleepers   (seq_cst RMW)                W4 (seq_cst load)     with W3/S3: store buffering
+ *   V2 writer_waiting (seq_cst store)          R4 (seq_cst load)     with R3/V3: store buffering
+ *   W6 data_word, R5 space_word (RMW)          S1, V1 (sample before the announcement)
  *
- * A wake is not lost: either W4 sees the bit of S1, or S3 sees what W3 published; and a word that
+ * A wake is not lost: either W4 sees the bit of S2, or S3 sees what W3 published; and a word that
  * was bumped after the sample makes the futex call return.
  *
  * A reader cannot change `data_word` (it cannot write there), so what its own process has to tell
@@ -73,14 +73,14 @@ void tnd__wake_readers(struct tnd_channel *channel, bool always)
 	struct tnd__segments *shared = &channel->shared;
 
 	(void)tnd__failpoint("channel.W4");
-	/* W4: after W3 in the order of all seq_cst operations; pairs with S1. */
+	/* W4: after W3 in the order of all seq_cst operations; pairs with S2. */
 	if (!always && !atomic_load_explicit(&shared->control->sleepers, memory_order_seq_cst))
 		return;
 	(void)tnd__failpoint("channel.W5");
 	/* W5: who sleeps now is woken below; who comes later sets its bit again. */
 	atomic_exchange_explicit(&shared->control->sleepers, 0, memory_order_seq_cst);
 	(void)tnd__failpoint("channel.W6");
-	/* W6: pairs with S2. */
+	/* W6: pairs with S1. */
 	atomic_fetch_add_explicit(&shared->header->data_word, 1, memory_order_seq_cst);
 	(void)tnd__failpoint("channel.W7");
 	tnd__futex_wake(&shared->header->data_word, INT_MAX);
@@ -91,7 +91,7 @@ void tnd__poke_writer(struct tnd_channel *channel)
 {
 	struct tnd__control *control = channel->shared.control;
 
-	/* R5: pairs with V2. */
+	/* R5: pairs with V1. */
 	atomic_fetch_add_explicit(&control->space_word, 1, memory_order_seq_cst);
 	(void)tnd__failpoint("channel.R6");
 	tnd__futex_wake(&control->space_word, INT_MAX);
@@ -103,7 +103,7 @@ void tnd__wake_writer(struct tnd_channel *channel)
 	uint32_t episode;
 
 	(void)tnd__failpoint("channel.R4");
-	/* R4: after R3 in the order of all seq_cst operations; pairs with V1. */
+	/* R4: after R3 in the order of all seq_cst operations; pairs with V2. */
 	episode = atomic_load_explicit(&control->writer_waiting, memory_order_seq_cst);
 	if (!episode)
 		return;
@@ -117,34 +117,39 @@ void tnd__wake_writer(struct tnd_channel *channel)
 
 /* -- waiting -- */
 
-/* What a sleeper announces, samples, retracts: by role. */
+/* Words as they were before the second look: by role. */
 struct samples {
 	uint32_t shared, local;
 };
 
+/*
+ * The sample comes before the announcement: who takes the announcement away (W5, R7) has bumped, or
+ * bumps later, a word that was sampled before, so that the sleep ends at once. The other way round
+ * a bump between the two is slept through, with nothing announced.
+ */
 static void announce(struct tnd_channel *channel, struct samples *samples)
 {
 	struct tnd__control *control = channel->shared.control;
 
+	samples->local = atomic_load_explicit(&channel->local_word, memory_order_seq_cst);
 	if (channel->is_writer) {
+		/* V1: pairs with R5. */
+		samples->shared = atomic_load_explicit(&control->space_word, memory_order_seq_cst);
+		(void)tnd__failpoint("channel.V2");
 		if (++channel->writer.episode == 0)
 			channel->writer.episode = 1;
-		/* V1: pairs with R4. */
+		/* V2: pairs with R4. */
 		atomic_store_explicit(&control->writer_waiting, channel->writer.episode,
 				      memory_order_seq_cst);
-		(void)tnd__failpoint("channel.V2");
-		/* V2: before the second look; pairs with R5. */
-		samples->shared = atomic_load_explicit(&control->space_word, memory_order_seq_cst);
 	} else {
-		/* S1: pairs with W4. */
-		atomic_fetch_or_explicit(&control->sleepers, UINT64_C(1) << channel->reader.place,
-					 memory_order_seq_cst);
-		(void)tnd__failpoint("channel.S2");
-		/* S2: before the second look; pairs with W6. */
+		/* S1: pairs with W6. */
 		samples->shared = atomic_load_explicit(&channel->shared.header->data_word,
 						       memory_order_seq_cst);
+		(void)tnd__failpoint("channel.S2");
+		/* S2: pairs with W4. */
+		atomic_fetch_or_explicit(&control->sleepers, UINT64_C(1) << channel->reader.place,
+					 memory_order_seq_cst);
 	}
-	samples->local = atomic_load_explicit(&channel->local_word, memory_order_seq_cst);
 }
 
 static int sleep_once(struct tnd_channel *channel, const struct samples *samples, int64_t until)

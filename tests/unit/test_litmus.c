@@ -4,7 +4,7 @@
  * runs than on paper, or are compiled to too little. Two threads repeat its shapes on the same
  * orders: a ring of two plain numbers (publication W3/R1, reclamation R3/W1: a number that is not
  * the expected one shows it, and ThreadSanitizer a race), and publishing against falling asleep
- * (W3, W4 against S1, S3: if each misses the other, a wake is lost). The latter with relaxed orders
+ * (W3, W4 against S2, S3: if each misses the other, a wake is lost). The latter with relaxed orders
  * is a control: how often both miss is printed, to tell whether this machine could show it at all.
  */
 #include <inttypes.h>
@@ -98,12 +98,12 @@ static void publish_all(bool relaxed)
 {
 	for (struct cell *cell = cells; cell < cells + CELLS; cell++) {
 		if (relaxed) {
-			/* W3, W4 without what pairs them with S1, S3. */
+			/* W3, W4 without what pairs them with S2, S3. */
 			atomic_store_explicit(&cell->published, 1, memory_order_relaxed);
 			cell->saw_sleeper =
 				atomic_load_explicit(&cell->sleepers, memory_order_relaxed);
 		} else {
-			/* W3, W4: pair with S1, S3 in sleep_all(). */
+			/* W3, W4: pair with S2, S3 in sleep_all(). */
 			atomic_store_explicit(&cell->published, 1, memory_order_seq_cst);
 			cell->saw_sleeper =
 				atomic_load_explicit(&cell->sleepers, memory_order_seq_cst);
@@ -115,12 +115,12 @@ static void sleep_all(bool relaxed)
 {
 	for (struct cell *cell = cells; cell < cells + CELLS; cell++) {
 		if (relaxed) {
-			/* S1, S3 without what pairs them with W3, W4. */
+			/* S2, S3 without what pairs them with W3, W4. */
 			atomic_fetch_or_explicit(&cell->sleepers, 1, memory_order_relaxed);
 			cell->saw_object =
 				atomic_load_explicit(&cell->published, memory_order_relaxed);
 		} else {
-			/* S1, S3: pair with W3, W4 in publish_all(). */
+			/* S2, S3: pair with W3, W4 in publish_all(). */
 			atomic_fetch_or_explicit(&cell->sleepers, 1, memory_order_seq_cst);
 			cell->saw_object =
 				atomic_load_explicit(&cell->published, memory_order_seq_cst);
