@@ -44,8 +44,12 @@ struct tnd__spin {
 
 /* `limit_ns`: 0 for the default, UINT64_MAX for none at all; else always that long. */
 void tnd__spin_init(struct tnd__spin *spin, uint64_t limit_ns);
-/* Spinning beyond this the processor is offered to others now and then. */
-#define TND__SPIN_ALONE_NS INT64_C(50000)
+/*
+ * Spinning beyond this the processor is offered to others at each look at the clock: a call that
+ * costs little where nobody wants it, and with more processes than processors lets the one run that
+ * is waited for.
+ */
+#define TND__SPIN_ALONE_NS INT64_C(1000)
 /* How long a wait that begins now should spin. */
 int64_t tnd__spin_budget(const struct tnd__spin *spin);
 /* What the wait took in all. */
