@@ -18,7 +18,7 @@
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define BYTES sizeof(struct tnd__board)
-/* Beyond a cgroup's limit the kernel kills instead of refusing, and others take memory meanwhile. */
+/* Beyond a cgroup's limit the kernel kills, and others take memory meanwhile. */
 #define MARGIN_BYTES TND__MIB(1)
 
 static int memory_there(struct tnd_error *reterr)

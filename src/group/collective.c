@@ -14,29 +14,21 @@ static int invalid_root(const struct tnd_group *group, uint32_t root, struct tnd
 
 /* -- ready -- */
 
-/* Whether rank 0 has told that all are here. */
+/*
+ * Whether rank 0 has told that all are here, or somebody is gone: that ends the first collective,
+ * which nobody can have completed, so that all return the same.
+ */
 static int look_watching(struct tnd_group *group, struct tnd_error *reterr)
 {
-	uint64_t dead = atomic_load_explicit(&group->dead, memory_order_seq_cst);
-	uint64_t left = atomic_load_explicit(&group->left, memory_order_seq_cst);
-	int rc;
+	/* Pair with the stores in members.c. */
+	int rc = atomic_load_explicit(&group->watch_error, memory_order_seq_cst);
 
-	for (uint32_t rank = 0; rank < group->rank_count; rank++)
-		if (atomic_load_explicit(&group->board->rows[rank].left, memory_order_seq_cst))
-			left |= tnd__rank_bit(rank);
-	if (dead || left)
-		return tnd__meet_break(group, dead ? TND_E_PEER_DEAD : TND_E_CLOSED,
-				       (uint32_t)__builtin_ctzll(dead ? dead : left), reterr);
-	rc = atomic_load_explicit(&group->watch_error, memory_order_seq_cst);
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc, "group '%s': watching the other ranks: %s",
 				       group->name, tnd_strerror(rc));
-	/* Pairs with the store in watch_all(). */
 	if (atomic_load_explicit(&group->watching, memory_order_seq_cst))
 		return 1;
-	if (atomic_load_explicit(&group->cancelled, memory_order_seq_cst))
-		return tnd__meet_cancelled(group, reterr);
-	return 0;
+	return tnd__meet_look(group, reterr);
 }
 
 static int say_missing(struct tnd_group *group, struct tnd_error *reterr)

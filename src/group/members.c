@@ -220,7 +220,7 @@ static void on_here(struct tnd_group *group, struct tnd__peer *peer, uint32_t ra
 		goto unlock;
 	for (uint32_t to = 1; to < group->rank_count && rc == 0; to++)
 		rc = send_pidfds(group, to);
-	/* Pair with look_watching(). */
+	/* Pair with look_watching() in collective.c. */
 	if (rc < 0)
 		atomic_store_explicit(&group->watch_error, rc, memory_order_seq_cst);
 	atomic_store_explicit(&group->watching, 1, memory_order_seq_cst);
@@ -264,7 +264,7 @@ static void on_pidfds(struct tnd_group *group, struct tnd__packet *packet)
 	}
 	if (rc == 0 && data.last)
 		rc = watch_locks(group);
-	/* Pair with look_watching(). */
+	/* Pair with look_watching() in collective.c. */
 	if (rc < 0)
 		atomic_store_explicit(&group->watch_error, rc, memory_order_seq_cst);
 	if (data.last) {
