@@ -237,7 +237,8 @@ struct tnd__welcome {
 };
 #define TND__PACKET_CHANNEL 16u /* hello */
 #define TND__PACKET_WELCOME 17u
-#define TND__PACKET_SLAB 18u /* a slab is asked for, or handed out */
+#define TND__PACKET_SLAB 18u   /* a slab is asked for, or handed out */
+#define TND__PACKET_LOCKED 19u /* the reader has taken its life lock */
 
 /* Makes the places of the options. Before anybody can attach. Return: 0, TND_E_INVALID. */
 int tnd__places_init(struct tnd_channel *channel, const struct tnd_channel_opts *opts,

@@ -74,6 +74,23 @@ void tnd__guest_begin(struct tnd_channel *channel)
 	reader->cursor = reader->known = reader->next;
 }
 
+/*
+ * A reader that ends before the writer has looked at its lock would never be missed where a child
+ * that it forked keeps the connection. That the writer has gone is found out in its own way.
+ */
+static int say_locked(struct tnd__peer *peer)
+{
+	struct tnd__packet *packet = calloc(1, sizeof(*packet));
+	int rc = -ENOMEM;
+
+	if (packet) {
+		packet->kind = TND__PACKET_LOCKED;
+		rc = tnd__peer_send(peer, packet);
+	}
+	free(packet);
+	return rc == -EPIPE ? 0 : rc;
+}
+
 int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t rank,
 		      int64_t deadline_ns, struct tnd_error *reterr)
 {
@@ -99,7 +116,12 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc, "channel '%s': no lock on its memory: %s",
 				       channel->shared.name, tnd_strerror(rc));
+	rc = say_locked(channel->reader.peer);
+	if (rc < 0)
+		return tnd__fail_plain(reterr, rc, "channel '%s': the writer cannot be told: %s",
+				       channel->shared.name, tnd_strerror(rc));
 	tnd__peer_watch_lock(channel->reader.peer, channel->shared.control_fd, TND__LIFE_WRITER);
+	tnd__peer_lock_held(channel->reader.peer);
 	tnd__guest_begin(channel);
 	return 0;
 }

@@ -294,6 +294,8 @@ static void on_packet(void *owner, struct tnd__peer *peer, struct tnd__packet *p
 {
 	struct tnd_channel *channel = owner;
 
+	if (packet->kind == TND__PACKET_LOCKED)
+		tnd__peer_lock_held(peer);
 	if (packet->kind == TND__PACKET_SLAB && channel->slabs)
 		tnd__slabs_serve(channel, peer, packet);
 }

@@ -627,6 +627,19 @@ void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset)
 	tnd__served_unlock(&peer->served);
 }
 
+void tnd__peer_lock_held(struct tnd__peer *peer)
+{
+	/* A process does not see its own locks. */
+	if (tnd__served_forked(&peer->served) || peer->pid == getpid())
+		return;
+	tnd__served_lock(&peer->served);
+	if (peer->state == OPEN && peer->lock_fd >= 0) {
+		peer->lock_seen = true;
+		tnd__served_set_due(&peer->served, 0);
+	}
+	tnd__served_unlock(&peer->served);
+}
+
 /* lock; removed. Whether there is nothing to wait for, else it is the service's from now on. */
 static bool close_open(struct tnd__peer *peer)
 {

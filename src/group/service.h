@@ -120,6 +120,8 @@ uint64_t tnd__peer_tag(const struct tnd__peer *peer);
  * until close), seen held before, is held no longer. With a pidfd: does nothing.
  */
 void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset);
+/* The peer had taken the lock before this call: it is dead if the first look does not find it. */
+void tnd__peer_lock_held(struct tnd__peer *peer);
 /* Takes that lock for this process. It ends when the process closes any descriptor of the file. */
 int tnd__life_lock(int fd, uint64_t offset);
 
