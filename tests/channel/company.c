@@ -2,6 +2,7 @@
 /* company.c - children of the driver, forked and spawned, and a second thread on a handle */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,9 @@ static void *receive_until_cancelled(void *arg)
 	unsigned char byte[8];
 	uint64_t bytes;
 
-	tnd_channel_recv(arg, byte, sizeof(byte), TND_NO_DEADLINE, &bytes, NULL);
+	/* The first thread may be in its call. */
+	while (tnd_channel_recv(arg, byte, sizeof(byte), TND_NO_DEADLINE, &bytes, NULL) == -EBUSY)
+		sched_yield();
 	return NULL;
 }
 
@@ -80,10 +83,11 @@ void do_busy(const json_t *command, json_t *answer, struct outcome *outcome)
 	if (pthread_create(&thread, NULL, receive_until_cancelled, handle->channel))
 		die("a thread");
 	/* Until the other one is in its call. */
-	do
+	do {
+		sched_yield();
 		outcome->rc = tnd_channel_recv(handle->channel, byte, sizeof(byte), 0, &bytes,
 					       &outcome->error);
-	while (outcome->rc == -ETIMEDOUT);
+	} while (outcome->rc == -ETIMEDOUT);
 	tnd_channel_cancel(handle->channel);
 	pthread_join(thread, NULL);
 	tnd_channel_rearm(handle->channel);

@@ -260,6 +260,11 @@ class Crew:
         writer.ask("ready", deadline_ms=int(DEADLINE * 1000))
         return writer, crew
 
+    def drop(self, driver):
+        """One that has ended, and of which nothing more is to be known."""
+        self.drivers.remove(driver)
+        driver.discard()
+
     def dump(self):
         lines = []
         for driver in self.drivers:
