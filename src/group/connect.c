@@ -135,8 +135,10 @@ static int read_answer(struct attempt *attempt)
 	/* It closed, with the listener or for lack of something. */
 	if (rc == 0 || rc == -ECONNRESET)
 		return -ECONNREFUSED;
-	if (rc < 0)
+	if (rc < 0) {
+		tnd__packet_close_fds(attempt->reply);
 		return fail_errno(attempt, rc);
+	}
 	if (wire.version != TND__WIRE_VERSION)
 		return tnd__fail_plain(
 			attempt->error, TND_E_VERSION,

@@ -352,7 +352,11 @@ static void read_packets(struct tnd__peer *peer, unsigned int most)
 		if (rc == -EMFILE)
 			tnd__log(TND_LOG_WARNING, "descriptors from process %d were lost: %s",
 				 (int)peer->pid, tnd_strerror(rc));
+		/* Its receiver counts them. A lack of ours is no death of the other. */
+		if (rc == -EMFILE && peer->state == OPEN)
+			rc = 1;
 		if (rc <= 0) {
+			tnd__packet_close_fds(&packet);
 			lost(peer);
 			return;
 		}

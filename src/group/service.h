@@ -32,7 +32,7 @@
 struct tnd__packet {
 	uint32_t kind;
 	uint32_t bytes;
-	uint32_t fd_count;
+	uint32_t fd_count; /* received: fewer than sent, where this process may not open more */
 	int fds[TND__PACKET_FDS_MAX]; /* sent: stay the sender's; received: the receiver's to close, or
 					 taken by setting the entry to -1 */
 	unsigned char data[TND__PACKET_BYTES_MAX];

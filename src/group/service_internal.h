@@ -122,7 +122,8 @@ int tnd__wire_send(int fd, uint32_t step, const struct tnd__packet *packet);
 void tnd__wire_refuse(int fd, int code, const struct tnd_error *error);
 /*
  * Never blocks. A packet of another version comes without contents.
- * Return: 1; 0 (end); -EAGAIN; -EPROTO (no packet of ours); -EMFILE (descriptors were lost); -errno.
+ * Return: 1; 0 (end); -EAGAIN; -EPROTO (no packet of ours); -EMFILE (the packet with as many of its
+ * descriptors as this process may open); -errno.
  */
 int tnd__wire_receive(int fd, struct tnd__wire *ret_wire, struct tnd__packet *ret_packet);
 /* Closes what its receiver has not taken. */

@@ -151,12 +151,12 @@ int tnd__wire_receive(int fd, struct tnd__wire *ret_wire, struct tnd__packet *re
 		return (int)bytes;
 	take_fds(&message, ret_packet);
 	rc = bytes == 0 ? 0 : check(&message, (size_t)bytes, ret_wire, ret_packet);
-	if (rc < 1 || ret_wire->version != TND__WIRE_VERSION) {
+	if ((rc < 1 && rc != -EMFILE) || ret_wire->version != TND__WIRE_VERSION) {
 		tnd__packet_close_fds(ret_packet);
 		ret_packet->bytes = 0;
 		return rc;
 	}
 	ret_packet->kind = ret_wire->kind;
 	ret_packet->bytes = ret_wire->bytes;
-	return 1;
+	return rc;
 }

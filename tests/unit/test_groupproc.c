@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -187,6 +188,47 @@ static void test_collectives(void **state)
 	}
 	start(4, exec_self, NULL);
 	reap_all();
+}
+
+/* -- no descriptor free -- */
+
+static void few_descriptors(uint32_t rank, void *arg)
+{
+	struct tnd_group *group = enter(rank);
+	struct tnd_error error = {0};
+	int rc = tnd_group_ready(group, LONG, &error), fds[TND_GROUP_FDS_MAX] = {0};
+	int next = dup(0);
+	struct rlimit before, low;
+
+	(void)arg;
+	close(next);
+	getrlimit(RLIMIT_NOFILE, &before);
+	low = before;
+	low.rlim_cur = (rlim_t)next + 3;
+	if (rank == 2)
+		setrlimit(RLIMIT_NOFILE, &low);
+	if (rc == 0)
+		rc = tnd_group_share_fds(group, 1, fds, TND_GROUP_FDS_MAX, LONG, &error);
+	note_end(rank, rc, &error);
+	/* Those that came were closed again, and nobody took the others for dead. */
+	if (rank == 2 && dup(0) != next)
+		_exit(1);
+	setrlimit(RLIMIT_NOFILE, &before);
+	rc = tnd_group_share_fds(group, 1, fds, TND_GROUP_FDS_MAX, LONG, &error);
+	tnd_group_close(group);
+	if (rc != 0)
+		_exit(2);
+}
+
+static void test_few_descriptors(void **state)
+{
+	(void)state;
+	start(3, few_descriptors, NULL);
+	reap_all();
+	for (uint32_t rank = 0; rank < 3; rank++) {
+		assert_int_equal(notes[rank].rc, -EMFILE);
+		assert_int_equal(notes[rank].blame, 2);
+	}
 }
 
 #ifdef TND_FAILPOINTS
@@ -445,6 +487,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_collectives),
+		cmocka_unit_test(test_few_descriptors),
 #ifdef TND_FAILPOINTS
 		cmocka_unit_test(test_death_at_each_step),
 		cmocka_unit_test(test_death_without_pidfds),
