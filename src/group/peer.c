@@ -16,6 +16,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -269,12 +270,25 @@ static int ask_owner(struct tnd__peer *peer, struct tnd__packet *hello, struct t
 	return rc;
 }
 
+/* Who gave up while we were held up, or stopped, is not to take what is kept for it. */
+static bool has_hung_up(const struct tnd__peer *peer)
+{
+	struct pollfd poll_fd = {.fd = peer->fd, .events = POLLRDHUP};
+
+	return poll(&poll_fd, 1, 0) > 0;
+}
+
 static void hello_received(struct tnd__peer *peer, struct tnd__packet *hello)
 {
 	struct tnd__packet reply;
 	struct tnd_error error;
-	int rc = ask_owner(peer, hello, &reply, &error);
+	int rc;
 
+	if (has_hung_up(peer)) {
+		abandon(peer);
+		return;
+	}
+	rc = ask_owner(peer, hello, &reply, &error);
 	if (rc != 0) {
 		tnd__wire_refuse(peer->fd, rc, &error);
 		abandon(peer);

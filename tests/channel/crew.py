@@ -46,10 +46,10 @@ class Answer(dict):
 
 
 class Driver:
-    def __init__(self, crew, wrap=(), env=None, before=None, commands=()):
+    def __init__(self, crew, wrap=(), env=None, before=None, program=None):
         self.crew, self.rest, self.asked = crew, b"", None
         self.err = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([*wrap, DRIVER, *map(json.dumps, commands)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([*wrap, program or DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.err, env={**os.environ, **(env or {})}, start_new_session=True,
                                         preexec_fn=before)
         self.pid, self.pidfd, self.code = self.process.pid, os.pidfd_open(self.process.pid), None

@@ -226,6 +226,7 @@ static int stopped_listener(void *arg, int hold, int ready)
 	say_ready(ready);
 	raise(SIGSTOP);
 	CHECK(reached(&end, &end.left, 1, PATIENCE_NS));
+	CHECK(end.hellos == 1);
 	CHECK(end.dead == 0);
 	until_let_go(hold);
 	tnd__peer_close(end.peer, true);
@@ -233,7 +234,7 @@ static int stopped_listener(void *arg, int hold, int ready)
 	return 0;
 }
 
-/* Who gives up waiting for a stopped listener has not died in its eyes later. */
+/* Who gives up waiting for a stopped listener was never there in its eyes; the next one is. */
 static void test_stopped_listener(void **state)
 {
 	char address[] = "unix:@tundish-test-stopped";
@@ -248,6 +249,8 @@ static void test_stopped_listener(void **state)
 			 -ETIMEDOUT);
 	assert_non_null(strstr(error.message, "did not answer in time"));
 	kill(child.pid, SIGCONT);
+	connect_to(address, &there);
+	tnd__peer_close(there.peer, true);
 	assert_int_equal(end_child(&child), 0);
 }
 
