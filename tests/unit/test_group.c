@@ -520,6 +520,33 @@ static void test_rounds_leave_nothing(void **state)
 }
 
 #ifdef TND_FAILPOINTS
+/* Rank 0 has seen all posts and is about to say so when somebody else ends it otherwise. */
+static void test_first_end_holds(void **state)
+{
+	struct world world;
+	struct tnd__board *board;
+	struct tnd_error error;
+	pthread_t thread;
+	void *rc;
+
+	(void)state;
+	open_ready(&world, 2);
+	board = world.groups[1]->board;
+	assert_int_equal(tnd_group_barrier(world.groups[1], 0, NULL), -ETIMEDOUT);
+	tnd__failpoints_set("group.G4=delay:300@1x1");
+	assert_int_equal(pthread_create(&thread, NULL, barrier_thread, world.groups[0]), 0);
+	while (atomic_load(&board->rows[0].posts[0].number) != 2)
+		sched_yield();
+	/* Mostly into the delay; before it, the test shows less, but does not fail. */
+	usleep(100000);
+	atomic_store(&board->ends[0], tnd__end_make(2, 1, TND__END_DEAD));
+	pthread_join(thread, &rc);
+	tnd__failpoints_set(NULL);
+	assert_int_equal((intptr_t)rc, TND_E_PEER_DEAD);
+	assert_int_equal(tnd_group_barrier(world.groups[1], LONG, &error), TND_E_PEER_DEAD);
+	close_world(&world);
+}
+
 static void test_faults(void **state)
 {
 	static const char *const points[] = {
@@ -565,6 +592,7 @@ int main(void)
 		cmocka_unit_test(test_corrupt_board),
 		cmocka_unit_test(test_rounds_leave_nothing),
 #ifdef TND_FAILPOINTS
+		cmocka_unit_test(test_first_end_holds),
 		cmocka_unit_test(test_faults),
 #endif
 	};
