@@ -39,16 +39,22 @@ static int take_welcome(struct tnd_channel *channel, struct tnd__packet *reply,
 {
 	struct tnd__reader *reader = &channel->reader;
 	struct tnd__welcome welcome;
-	int rc;
+	int rc = 0;
 
-	if (reply->kind != TND__PACKET_WELCOME || reply->bytes != sizeof(welcome) ||
-	    reply->fd_count != 2) {
+	if (reply->kind != TND__PACKET_WELCOME || reply->bytes != sizeof(welcome))
+		rc = tnd__fail_plain(reterr, TND_E_CORRUPT,
+				     "the listener's answer is none of a channel's (kind %" PRIu32
+				     "): check the address",
+				     reply->kind);
+	else if (reply->fd_count != 2) /* the others could not be opened here */
+		rc = tnd__fail_plain(reterr, -EMFILE,
+				     "of the channel's 2 descriptors %" PRIu32
+				     " could be opened: raise the limit (ulimit -n)",
+				     reply->fd_count);
+	if (rc < 0) {
 		for (uint32_t i = 0; i < reply->fd_count; i++)
 			close(reply->fds[i]);
-		return tnd__fail_plain(reterr, TND_E_CORRUPT,
-				       "the listener's answer is none of a channel's (kind %" PRIu32
-				       ", %" PRIu32 " descriptors): check the address",
-				       reply->kind, reply->fd_count);
+		return rc;
 	}
 	memcpy(&welcome, reply->data, sizeof(welcome));
 	rc = tnd__segments_attach(reply->fds[0], reply->fds[1], &channel->shared, reterr);

@@ -128,7 +128,8 @@ static void add_view(struct tnd__slabs *slabs, const struct tnd__slab_note *note
 	for (view = slabs->views; view; view = view->next)
 		view->retired |= view->index == note->index;
 	sweep(slabs);
-	rc = packet->fd_count == 1 ? make_view(note, packet->fds[0], &view) : TND_E_CORRUPT;
+	/* A packet comes without its descriptor where this process has none free. */
+	rc = packet->fd_count == 1 ? make_view(note, packet->fds[0], &view) : -EMFILE;
 	if (rc < 0) {
 		slabs->failed_serial = note->serial;
 		slabs->failed_code = rc;
