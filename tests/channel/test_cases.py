@@ -73,12 +73,12 @@ class Deaths(crew.ChannelTest):
         with Crew(self) as these:
             writer, readers = these.pair(2)
             writer.send(count=50, low=100, high=1000)
-            died = writer.kill()
+            writer.kill()
             for reader in readers:
                 answer = reader.ask("recv", count=100, sleep_us=1000, low=100, high=1000, want="TND_E_PEER_DEAD")
                 self.assertEqual(answer.done, 50)
-            with_nothing, = [reader.ask("recv", want="TND_E_PEER_DEAD", deadline_ms=1000) for reader in readers[:1]]
-            self.assertGreater(with_nothing.ns, died)
+                # And each call after it.
+                reader.ask("recv", deadline_ms=0, want="TND_E_PEER_DEAD")
 
     def test_closed_at_once(self):
         """C14: a reader that attached in time reads late, after the writer's process has ended."""
@@ -221,10 +221,14 @@ class Deaths(crew.ChannelTest):
             self.assertEqual(os.listdir(folder), ["socket"])
 
     def flat(self, driver, before):
+        """Not larger than before, in any way. A sanitizer keeps what was freed for a while."""
+        slack = MIB if crew.SLOWER == 1 else 32 * MIB
+
         def settled():
             after = figures(driver)
-            return after[1:] == before[1:] and after[0] <= before[0] + MIB * crew.SLOWER
-        deadline = time.monotonic() + 5
+            return after[0] <= before[0] + slack and after[1:3] == before[1:3] and (after[3] == before[3] or crew.SLOWER > 1)
+
+        deadline = time.monotonic() + crew.DEADLINE
         while not settled():
             self.assertLess(time.monotonic(), deadline, f"resident bytes, descriptors, threads, mappings: {before}, then {figures(driver)}")
             time.sleep(0.01)

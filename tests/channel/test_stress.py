@@ -65,8 +65,8 @@ class Stress(crew.ChannelTest):
         self.through(1000, {"low": 100, "high": 2000}, 1, {"bytes": 4096, "objects": 3}, sleep_us=300)
 
     def test_ten_million(self):
-        """C2. Sanitizers check the same in a fortieth of the objects."""
-        count = MANY if crew.SLOWER == 1 else MANY // 40
+        """C2. Fewer under sanitizers."""
+        count = MANY // crew.SLOWER
         for readers in (2, 8):
             with self.subTest(readers=readers):
                 seconds = self.through(count, SMALL, readers, {"bytes": 4 << 20, "objects": 1 << 16})
