@@ -11,9 +11,9 @@
  *
  * A slab is one memfd from the caller's pool, half as large again as what it is made for. It is
  * sealed before anybody gets its descriptor, as the ring is, and its pages are taken before they
- * are written. Readers get the descriptor on the socket when it is made or when they attach, so that
- * they have it even if this process closes or dies right after the object was published. Where that
- * message was lost (no memory for it), they ask.
+ * are written. Readers get the descriptor on the socket when it is made or when they attach, so
+ * that they have it even if this process closes or dies right after the object was published. Where
+ * that message was lost (no memory for it), they ask.
  *
  * Free again: the cursor of a reader says that it has borrowed or copied the object; a borrow holds
  * a lease in the control segment, added before the cursor passes the object. So cursors are looked
@@ -176,6 +176,7 @@ void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
 static bool is_free(const struct tnd_channel *channel, uint32_t index)
 {
 	const struct tnd__host_slab *slab = &channel->slabs->host[index];
+	/* Pairs with tnd__slabs_sent() and tnd__slabs_put_back(). */
 	uint32_t state = atomic_load_explicit(&slab->state, memory_order_acquire);
 
 	if (!slab->slab || state == TAKEN)
@@ -248,6 +249,7 @@ static void retire(struct tnd_channel *channel, uint32_t index)
 	struct tnd__slab_entry *entry = &channel->shared.header->slabs[index];
 	struct tnd_slab *memory = slab->slab;
 
+	/* relaxed: for stat only. */
 	atomic_store_explicit(&entry->bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&entry->serial, 0, memory_order_relaxed);
 	pthread_mutex_lock(&channel->lock);
@@ -365,6 +367,7 @@ static int make(struct tnd_channel *channel, uint32_t index, uint64_t bytes,
 	atomic_store_explicit(&slab->state, FREE, memory_order_relaxed);
 	slab->slab = made.slab;
 	pthread_mutex_unlock(&channel->lock);
+	/* relaxed: for stat only. */
 	atomic_store_explicit(&entry->bytes, slab->bytes, memory_order_relaxed);
 	atomic_store_explicit(&entry->serial, slab->serial, memory_order_relaxed);
 	return 0;
@@ -481,5 +484,6 @@ void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t numbe
 
 void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index)
 {
+	/* Pairs with is_free(): abort may be another thread's. */
 	atomic_store_explicit(&slab_at(channel, index)->state, FREE, memory_order_release);
 }

@@ -12,13 +12,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "channel_internal.h"
+#include "segment.h"
 
 #define DEFAULT_BYTES TND__MIB(4)
 #define DEFAULT_OBJECTS 1024
 #define DEFAULT_OBJECT_BYTES (UINT64_C(1) << 30)
 #define DEFAULT_WARN_NS INT64_C(10000000000)
-#define BYTES_MAX (UINT64_C(1) << 46)
 
 static int say_range(struct tnd_error *reterr, const char *what, uint64_t found, uint64_t least,
 		     uint64_t most)
@@ -41,17 +40,18 @@ static int check_opts(const struct tnd_channel_opts *opts, struct tnd_error *ret
 		return say_range(reterr, "reserved_readers + open_readers", readers, 1,
 				 TND_CHANNEL_READERS_MAX);
 	if (opts->max_bytes &&
-	    (opts->max_bytes < TND_CHANNEL_BYTES_MIN || opts->max_bytes > BYTES_MAX))
+	    (opts->max_bytes < TND_CHANNEL_BYTES_MIN || opts->max_bytes > TND__SEGMENT_BYTES_MAX))
 		return say_range(reterr, "max_bytes", opts->max_bytes, TND_CHANNEL_BYTES_MIN,
-				 BYTES_MAX);
+				 TND__SEGMENT_BYTES_MAX);
 	if (opts->max_objects > TND_CHANNEL_OBJECTS_MAX)
 		return say_range(reterr, "max_objects", opts->max_objects, 1,
 				 TND_CHANNEL_OBJECTS_MAX);
 	if (opts->on_dead > TND_CHANNEL_DEAD_EVICT)
 		return say_range(reterr, "on_dead", opts->on_dead, TND_CHANNEL_DEAD_ERROR,
 				 TND_CHANNEL_DEAD_EVICT);
-	if (opts->max_object_bytes > BYTES_MAX)
-		return say_range(reterr, "max_object_bytes", opts->max_object_bytes, 0, BYTES_MAX);
+	if (opts->max_object_bytes > TND__SEGMENT_BYTES_MAX)
+		return say_range(reterr, "max_object_bytes", opts->max_object_bytes, 0,
+				 TND__SEGMENT_BYTES_MAX);
 	return 0;
 }
 
@@ -121,7 +121,7 @@ static void close_writer(struct tnd_channel *channel, bool forked, bool abandone
 
 	if (!forked && !abandoned && channel->shared.header) {
 		(void)tnd__failpoint("channel.C1");
-		/* C1: after the last W3. */
+		/* C1: after the last W3; pairs with look_for_object(). */
 		atomic_store_explicit(&channel->shared.header->closed, TND__CLOSED,
 				      memory_order_seq_cst);
 		tnd__wake_readers(channel, true);
@@ -197,13 +197,11 @@ static int open_writer(struct tnd_channel *channel, const struct tnd_channel_opt
 	return rc;
 }
 
-/* The service and the mark by which a forked child is known. */
+/* The service, which makes the mark by which a forked child is known as well. */
 static int start_process(struct tnd_error *reterr)
 {
-	int rc = tnd__forkmark_init();
+	int rc = tnd__service_ref();
 
-	if (rc == 0)
-		rc = tnd__service_ref();
 	return rc == 0 ? 0
 		       : tnd__fail_plain(reterr, rc, "the service thread cannot start: %s",
 					 tnd_strerror(rc));
@@ -352,7 +350,7 @@ static int say_dead(struct tnd_channel *channel, uint32_t rank, struct tnd_error
 	return rc;
 }
 
-/* By the seats, which both sides see. */
+/* By the seats, which both sides see. As S3 and V3; pairs with E1, tell_ready(), C1, P1. */
 static int look_ready(struct tnd__wait *wait, struct tnd_error *reterr)
 {
 	struct tnd_channel *channel = wait->channel;
@@ -407,6 +405,7 @@ int tnd_channel_ready(struct tnd_channel *channel, int64_t deadline_ns, struct t
 static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)
 {
 	struct tnd__writer *writer = &channel->writer;
+	/* Pairs with W3. The rest is relaxed: figures. */
 	uint64_t published =
 		atomic_load_explicit(&channel->shared.header->published, memory_order_acquire);
 	uint64_t head =

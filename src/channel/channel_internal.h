@@ -11,7 +11,7 @@
  *   receive.c      the readers' data path
  *   wait.c         spin, sleep, wake, warn: both sides
  *   bigobject.c    objects by slab: the writer; slabview.c: the readers
- *   stat.c         all of it seen from outside
+ *   stat.c         all of it seen from outside; stat_scan.c: found, stat_look.c: one channel
  *
  * Locks: `lock` of a handle guards its places, slabs and reservations; nothing waits under it.
  * The data path takes none while no reservation or borrow is open.

@@ -8,7 +8,10 @@
 
 #include "channel_internal.h"
 
-/* P1 to P3: a flag of our own process, for a thread that may sleep. */
+/*
+ * P1 to P3: a flag of our own process, for a thread that may sleep; pair with look_for_object() and
+ * the sample of `local_word` in announce().
+ */
 static void tell(struct tnd_channel *channel, _Atomic uint32_t *flag)
 {
 	atomic_store_explicit(flag, 1, memory_order_seq_cst);

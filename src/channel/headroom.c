@@ -79,7 +79,7 @@ void tnd__headroom_open(struct tnd__headroom *headroom, uint64_t bytes, const ch
 	/* Not above any limit that is not shown, which is all that the short way needs to know. */
 	headroom->inherited = tnd_host_memory(&memory) == 0 ? memory.cgroup_limit : 0;
 	tnd__cgroups_walk("", "memory", open_level, headroom);
-	/* Last: where descriptors ran out on the way, so that levels were missed, this fails too. */
+	/* Last: if descriptors ran out on the way, so that levels were missed, this fails too. */
 	headroom->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
 	headroom->blind |= headroom->meminfo_fd < 0;
 	if (headroom->blind) /* the long way needs descriptors */

@@ -63,10 +63,9 @@ static_assert(sizeof(struct tnd__slab_entry) == 16, "format");
 #define TND__OBJECT_SLAB 1u /* in the low bits of tnd__descriptor.place: `place` is a slab index */
 
 struct tnd__descriptor {
-	uint64_t number; /* of the object: a reader checks that it is the one that it wants */
-	uint64_t
-		position; /* byte position of its begin; position of the next one - this = bytes held */
-	uint64_t bytes; /* exact length */
+	uint64_t number;   /* of the object: a reader checks that it is the one that it wants */
+	uint64_t position; /* of its begin, in bytes; that of the next one - this = bytes held */
+	uint64_t bytes;    /* exact length */
 	uint64_t place; /* offset in the arena | 0; or slab serial << 12 | slab index << 6 | SLAB */
 };
 static_assert(sizeof(struct tnd__descriptor) == 32, "format");
@@ -156,7 +155,7 @@ static_assert(offsetof(struct tnd__control, places) == 512, "format");
 static_assert(offsetof(struct tnd__control, leases) == 16896, "format");
 static_assert(sizeof(struct tnd__control) == 33280, "format");
 
-/* Byte of the control segment on which the process of a place, or the writer, holds its life lock. */
+/* Bytes of the control segment on which the writer and the reader in a place hold life locks. */
 #define TND__LIFE_WRITER (UINT64_C(1) << 40)
 #define TND__LIFE_PLACE(place) ((UINT64_C(1) << 40) + 1 + (place))
 

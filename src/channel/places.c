@@ -70,18 +70,19 @@ static void take_out(struct tnd_channel *channel, unsigned int i, uint32_t state
 	(void)tnd__failpoint("channel.E3");
 	change_sets(channel);
 	(void)tnd__failpoint("channel.E4");
+	/* E4: pairs with S2. Its occupant may set it once more: one needless wake. */
 	atomic_fetch_and_explicit(&channel->shared.control->sleepers, ~bit(i),
 				  memory_order_seq_cst);
 }
 
-/* Whether every reserved place has had its reader. Under lock. */
+/* Whether every reserved place has had its reader; pairs with look_ready(). Under lock. */
 static void tell_ready(struct tnd_channel *channel)
 {
 	if (!channel->writer.reserved)
 		atomic_store_explicit(&channel->shared.header->ready, 1, memory_order_seq_cst);
 }
 
-/* Its occupant said that it will not write there any more. */
+/* Its occupant said that it will not write there any more; pairs with L1. */
 static bool has_left(struct tnd_channel *channel, unsigned int i)
 {
 	return atomic_load_explicit(&channel->shared.control->places[i].left,
@@ -207,6 +208,7 @@ static void seat_reader(struct tnd_channel *channel, unsigned int i, uint32_t ra
 	place->generation++;
 	place->rank = rank;
 	(void)tnd__failpoint("channel.A3");
+	/* A3: A4 publishes it to who looks at the seat, `lock` to the writer, A5 to the reader. */
 	for (unsigned int slab = 0; slab < TND__SLABS_MAX; slab++)
 		atomic_store_explicit(&control->leases[i][slab], 0, memory_order_relaxed);
 	atomic_store_explicit(&control->places[i].left, 0, memory_order_relaxed);

@@ -25,7 +25,7 @@ static struct tnd__pending *pending_at(struct tnd_channel *channel, uint64_t tic
 	return &channel->writer.pending[tnd__slot(channel, ticket)];
 }
 
-/* Moves the head back to `position`, which is `held` bytes behind `offset`'s object's begin. */
+/* Moves the head back to `held` bytes behind where `pending` begins. */
 static void move_head_back(struct tnd_channel *channel, const struct tnd__pending *pending,
 			   uint64_t held)
 {
@@ -49,6 +49,7 @@ void tnd__pending_take_back(struct tnd_channel *channel)
 		last->state = TND__PENDING_GONE;
 		move_head_back(channel, last, 0);
 		writer->pending_end--;
+		/* As in tnd__pending_drain(). */
 		atomic_fetch_sub_explicit(&writer->reservations, 1, memory_order_release);
 	}
 }
@@ -65,8 +66,8 @@ void tnd__pending_add(struct tnd_channel *channel, const struct tnd__pending *pe
 }
 
 /*
- * Whether what comes at `ticket`, aborted ones left out, is complete. If not, aborted ones before it
- * may still become the last, and be taken back.
+ * Whether what comes at `ticket`, aborted ones left out, is complete. If not, aborted ones before
+ * it may still become the last, and be taken back.
  */
 static bool complete_at(struct tnd_channel *channel, uint64_t ticket)
 {
@@ -198,7 +199,7 @@ static int end_reservation(struct tnd_channel *channel, const struct tnd_reserva
 {
 	struct tnd__writer *writer = &channel->writer;
 	struct tnd__pending *slot;
-	uint32_t free_ = TND__BUSY_FREE;
+	uint32_t found = TND__BUSY_FREE;
 	bool any = false, ours;
 	int rc = TND_E_INVALID;
 
@@ -206,7 +207,7 @@ static int end_reservation(struct tnd_channel *channel, const struct tnd_reserva
 		return TND_E_FORKED;
 	if (!channel->is_writer || !reservation)
 		return TND_E_INVALID;
-	ours = atomic_compare_exchange_strong_explicit(&channel->busy, &free_, TND__BUSY_MOMENT,
+	ours = atomic_compare_exchange_strong_explicit(&channel->busy, &found, TND__BUSY_MOMENT,
 						       memory_order_acquire, memory_order_relaxed);
 	pthread_mutex_lock(&channel->lock);
 	slot = find_open(channel, reservation);

@@ -27,8 +27,8 @@
 
 #include "channel_internal.h"
 
-#define REUSE_BYTES \
-	4096 /* for each reader: a copy of this takes about as long as two cache misses */
+/* For each reader: a copy of this takes about as long as two cache misses. */
+#define REUSE_BYTES 4096
 
 /* Reads the sets of places after a change. Under lock. */
 static void copy_sets(struct tnd_channel *channel)
@@ -74,7 +74,7 @@ int tnd__writer_look(struct tnd_channel *channel, struct tnd_error *reterr)
 	return rc;
 }
 
-/* Byte position at which object `freed` begins, or what comes after all objects. */
+/* Byte position at which object `number` begins, or what comes after all objects. */
 static uint64_t position_of(const struct tnd_channel *channel, uint64_t number)
 {
 	const struct tnd__writer *writer = &channel->writer;
@@ -98,9 +98,10 @@ uint64_t tnd__writer_refresh(struct tnd_channel *channel, uint64_t *ret_left)
 		/* W1: what the reader did with objects below is done; pairs with R3. */
 		uint64_t cursor = atomic_load_explicit(&shared->cursor, memory_order_seq_cst);
 
+		/* Pairs with L1. */
 		if (atomic_load_explicit(&shared->left, memory_order_acquire) ==
 		    place->seen_generation) {
-			gone |= UINT64_C(1) << i; /* L1 */
+			gone |= UINT64_C(1) << i;
 			continue;
 		}
 		if (cursor - place->seen > writer->published - place->seen) {

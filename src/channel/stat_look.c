@@ -178,7 +178,7 @@ static uint64_t blocked_ns(uint64_t past_ns, int64_t since_ns, int64_t now_ns)
 	return tnd__add_capped(past_ns, waits ? (uint64_t)(now_ns - since_ns) : 0);
 }
 
-/* Return: false for a place that was never used. `held`: sends wait for what it has not read. */
+/* Return: false for a place that was never used. */
 static bool fill_reader(struct tnd__look *look, uint32_t place, struct tnd_stat_reader *reader)
 {
 	const struct tnd__seat *seat = &look->header.seats[place];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stat_scan.h - between stat.c and stat_scan.c: the memfds of this user's processes, and who has them */
+/* stat_scan.h - what stat_scan.c finds: the memfds of this user's processes, and who has them */
 #ifndef TND_STAT_SCAN_H
 #define TND_STAT_SCAN_H
 

@@ -6,12 +6,13 @@
  *     |
  *   spin     as long as the last waits make it pay
  *     |
- *   sleep    sample (S1, V1), announce (S2, V2), look again (S3, V3), futex (S4, V4), retract (S5, V5)
+ *   sleep    sample (S1, V1), announce (S2, V2), look again (S3, V3), futex (S4, V4), retract (S5,
+ *            V5)
  *
  * Memory order. The pairs, each load beside its store:
  *
- *   W3 published  (seq_cst store, send.c)      R1, S3 (acquire, seq_cst load)   contents of the object
- *   R3 cursor     (seq_cst store, receive.c)   W1, V3 (acquire, seq_cst load)   the space is free
+ *   W3 published  (seq_cst store, send.c)      R1, S3 (seq_cst load)   contents of the object
+ *   R3 cursor     (seq_cst store, receive.c)   W1, V3 (seq_cst load)   the space is free
  *   S2 sleepers   (seq_cst RMW)                W4 (seq_cst load)     with W3/S3: store buffering
  *   V2 writer_waiting (seq_cst store)          R4 (seq_cst load)     with R3/V3: store buffering
  *   W6 data_word, R5 space_word (RMW)          S1, V1 (sample before the announcement)
@@ -131,6 +132,7 @@ static void announce(struct tnd_channel *channel, struct samples *samples)
 {
 	struct tnd__control *control = channel->shared.control;
 
+	/* S1: pairs with P2 and cancel. */
 	samples->local = atomic_load_explicit(&channel->local_word, memory_order_seq_cst);
 	if (channel->is_writer) {
 		/* V1: pairs with R5. */
@@ -164,6 +166,7 @@ static int sleep_once(struct tnd_channel *channel, const struct samples *samples
 				      &channel->local_word, samples->local, until);
 }
 
+/* V5, S5: relaxed; what is seen late costs a needless wake. */
 static void retract(struct tnd_channel *channel)
 {
 	struct tnd__control *control = channel->shared.control;
@@ -354,6 +357,7 @@ void tnd_channel_cancel(struct tnd_channel *channel)
 {
 	if (!channel || tnd__channel_forked(channel))
 		return;
+	/* As P1 to P3; pairs with look_or_cancel(). */
 	atomic_store_explicit(&channel->cancelled, 1, memory_order_seq_cst);
 	if (channel->is_writer) {
 		tnd__poke_writer(channel);
