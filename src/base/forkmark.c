@@ -3,8 +3,8 @@
  * forkmark.c - a number that a forked child does not share with its parent
  *
  * It is in a page that the kernel wipes on fork, so that children of clone() and of languages with
- * a fork of their own are known as well. A child that finds 0 counts on from its ancestors' numbers:
- * the counter is in memory that it did inherit.
+ * a fork of their own are known as well. A child that finds 0 counts on from its ancestors'
+ * numbers: the counter is in memory that it did inherit.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -18,9 +18,9 @@ static _Atomic uint64_t last;
 
 static uint64_t take_number(_Atomic uint64_t *mark)
 {
+	/* relaxed: the number publishes nothing. Threads of a new child agree on the first. */
 	uint64_t none = 0, fresh = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
 
-	/* relaxed: the number publishes nothing. Threads of a new child agree on the first. */
 	if (atomic_compare_exchange_strong_explicit(mark, &none, fresh, memory_order_relaxed,
 						    memory_order_relaxed))
 		return fresh;
@@ -53,6 +53,7 @@ int tnd__forkmark_init(void)
 	_Atomic uint64_t *none = NULL, *fresh;
 	void *memory;
 
+	/* acquire: as tnd__forkmark(). */
 	if (atomic_load_explicit(&page, memory_order_acquire))
 		return 0;
 	memory = tnd__failpoint("base.forkmark") < 0 ? MAP_FAILED
