@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "channel_internal.h"
 
@@ -55,8 +54,7 @@ static int take_welcome(struct tnd_channel *channel, struct tnd__packet *reply,
 				     " could be opened: raise the limit (ulimit -n)",
 				     reply->fd_count);
 	if (rc < 0) {
-		for (uint32_t i = 0; i < reply->fd_count; i++)
-			close(reply->fds[i]);
+		tnd__packet_close_fds(reply);
 		return rc;
 	}
 	memcpy(&welcome, reply->data, sizeof(welcome));

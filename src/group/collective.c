@@ -37,6 +37,7 @@ static int say_missing(struct tnd_group *group, struct tnd_error *reterr)
 	char ranks[400];
 
 	for (uint32_t rank = 0; rank < group->rank_count; rank++)
+		/* Pairs with set_present(). */
 		if (!atomic_load_explicit(&group->board->rows[rank].present, memory_order_acquire))
 			missing |= tnd__rank_bit(rank);
 	if (!missing)

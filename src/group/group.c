@@ -135,10 +135,8 @@ static int check_opts(const struct tnd_group_opts *opts, struct tnd_error *reter
 
 static int service_ref(struct tnd_error *reterr)
 {
-	int rc = tnd__forkmark_init();
+	int rc = tnd__service_ref();
 
-	if (rc == 0)
-		rc = tnd__service_ref();
 	if (rc < 0)
 		tnd__fail_plain(reterr, rc, "starting the service thread: %s", tnd_strerror(rc));
 	return rc;
@@ -163,7 +161,8 @@ static int open_first(struct tnd_group *group, const struct tnd_group_opts *opts
 	/* Without the lock a peer that has no pidfd of us goes by the connection alone. */
 	tnd__life_lock(group->board_fd, TND__LIFE_RANK(0));
 	set_present(group);
-	group->watching = group->rank_count == 1;
+	/* relaxed: nobody else has the handle yet. */
+	atomic_store_explicit(&group->watching, group->rank_count == 1, memory_order_relaxed);
 	if (opts->address)
 		snprintf(group->address, sizeof(group->address), "%s", opts->address);
 	rc = tnd__listener_open(opts->address, &tnd__group_ops, group, &listener, reterr);
@@ -274,9 +273,7 @@ static int join(struct tnd_group *group, int64_t deadline_ns, struct tnd_error *
 	if (rc < 0)
 		return rc == -ECONNREFUSED ? -ETIMEDOUT : rc;
 	rc = use_welcome(group, &reply, reterr);
-	for (uint32_t i = 0; i < reply.fd_count; i++)
-		if (reply.fds[i] >= 0)
-			close(reply.fds[i]);
+	tnd__packet_close_fds(&reply);
 	return rc < 0 ? rc : say_here(group, reterr);
 }
 

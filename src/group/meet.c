@@ -180,6 +180,7 @@ static int missing(const struct tnd_group *group, uint64_t *ret_late)
 	return 0;
 }
 
+/* Pairs with L1 in tnd_group_close(), and with mark_gone(). */
 static uint64_t left_of(const struct tnd_group *group, uint64_t ranks)
 {
 	uint64_t left = atomic_load_explicit(&group->left, memory_order_seq_cst);
@@ -206,6 +207,7 @@ int tnd__meet_look(struct tnd_group *group, struct tnd_error *reterr)
 		return 1;
 	if (tnd__end_number(seen) != previous(group->number))
 		return tnd__meet_break(group, TND_E_CORRUPT, 0, reterr);
+	/* Pairs with mark_gone(). */
 	dead = atomic_load_explicit(&group->dead, memory_order_seq_cst);
 	if (dead) {
 		end(group, TND__END_DEAD, lowest(dead));
@@ -219,6 +221,7 @@ int tnd__meet_look(struct tnd_group *group, struct tnd_error *reterr)
 		end(group, left ? TND__END_LEFT : TND__END_DONE, left ? lowest(left) : 0);
 		return 1;
 	}
+	/* Pairs with tnd_group_cancel(). */
 	if (atomic_load_explicit(&group->cancelled, memory_order_seq_cst))
 		return tnd__meet_cancelled(group, reterr);
 	return 0;
@@ -231,6 +234,7 @@ static int spin(struct tnd_group *group,
 		struct tnd_error *reterr)
 {
 	const _Atomic uint64_t *word = &group->board->ends[group->number & 1];
+	/* relaxed, both: whether to look; `look` loads again, as K2. */
 	uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
 
 	while (atomic_load_explicit(word, memory_order_relaxed) == seen) {
@@ -470,6 +474,7 @@ int tnd__meet_leave(struct tnd_group *group, int rc)
 	/* What timed out or was cancelled has its post out, or its phase. */
 	if (!group->posted && !group->phase)
 		group->open.kind = TND__MEET_NONE;
+	/* Pairs with the exchange in tnd__meet_enter(). */
 	atomic_store_explicit(&group->busy, 0, memory_order_release);
 	return rc;
 }

@@ -473,7 +473,7 @@ static void peer_free(struct tnd__served *served)
 
 	if (!tnd__served_forked(served)) {
 		unwatch(peer);
-		/* A forked child may hold the socket open: the other side is to know all the same. */
+		/* A forked child may hold the socket open: the other side is to know anyhow. */
 		shutdown(peer->fd, SHUT_RDWR);
 	}
 	close(peer->fd);

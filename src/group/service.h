@@ -33,10 +33,13 @@ struct tnd__packet {
 	uint32_t kind;
 	uint32_t bytes;
 	uint32_t fd_count; /* received: fewer than sent, where this process may not open more */
-	int fds[TND__PACKET_FDS_MAX]; /* sent: stay the sender's; received: the receiver's to close, or
-					 taken by setting the entry to -1 */
+	/* Sent: stay the sender's. Received: the receiver's to close, or taken by setting to -1. */
+	int fds[TND__PACKET_FDS_MAX];
 	unsigned char data[TND__PACKET_BYTES_MAX];
 };
+
+/* Closes what its receiver has not taken. */
+void tnd__packet_close_fds(struct tnd__packet *packet);
 
 struct tnd__peer;
 struct tnd__listener;
@@ -48,9 +51,9 @@ enum {
 
 struct tnd__peer_ops {
 	/*
-	 * Listening side: a process of our user connected and said hello. 0: it is kept, and `reply`
-	 * is sent; else the code, with the sentence in `error`, is what its connect returns. The peer
-	 * is `owner`'s to close from then on.
+	 * Listening side: a process of our user connected and said hello. 0: it is kept, and
+	 * `reply` is sent; else the code, with the sentence in `error`, is what its connect
+	 * returns. The peer is `owner`'s to close from then on.
 	 */
 	int (*on_hello)(void *owner, struct tnd__peer *peer, struct tnd__packet *hello,
 			struct tnd__packet *reply, struct tnd_error *error);
@@ -60,9 +63,10 @@ struct tnd__peer_ops {
 };
 
 /*
- * Counted: the thread ends with the last unref, once every listener, peer and watch is closed, which
- * hold it too. The last unref waits for what closed peers have left to send, a second at most. In a
- * forked child only what was ref'd there is unref'd. Return: 0, -errno.
+ * Counted: the thread ends with the last unref, once every listener, peer and watch is closed,
+ * which hold it too. The last unref waits for what closed peers have left to send, a second at
+ * most. In a forked child only what was ref'd there is unref'd. The first ref of a process makes
+ * its mark of a fork. Return: 0, -errno.
  */
 int tnd__service_ref(void);
 void tnd__service_unref(void);
@@ -127,8 +131,8 @@ int tnd__life_lock(int fd, uint64_t offset);
 
 /*
  * With `goodbye` the other side gets TND__GONE_LEFT, after what was sent before; what the socket
- * does not take is sent by the service within a second, or dropped. Without, it gets TND__GONE_DEAD.
- * NULL is allowed. In a forked child: frees only.
+ * does not take is sent by the service within a second, or dropped. Without, it gets
+ * TND__GONE_DEAD. NULL is allowed. In a forked child: frees only.
  */
 void tnd__peer_close(struct tnd__peer *peer, bool goodbye);
 

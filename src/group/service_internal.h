@@ -40,7 +40,7 @@ struct tnd__service {
 	pthread_mutex_t lock;
 	pthread_cond_t returned; /* `running` changed */
 	struct tnd__served *first;
-	/* Whose ready() or due() runs, or whose memory is being freed after it; and its on_behalf. */
+	/* Whose ready() or due() runs, or whose memory is freed after it; and its on_behalf. */
 	const struct tnd__served *running, *running_for;
 	uint64_t last_id;
 	uint32_t lingering; /* closed peers with something left to send */
@@ -126,8 +126,6 @@ void tnd__wire_refuse(int fd, int code, const struct tnd_error *error);
  * descriptors as this process may open); -errno.
  */
 int tnd__wire_receive(int fd, struct tnd__wire *ret_wire, struct tnd__packet *ret_packet);
-/* Closes what its receiver has not taken. */
-void tnd__packet_close_fds(struct tnd__packet *packet);
 
 /* -- who is at the other end (who.c) -- */
 
