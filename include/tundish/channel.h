@@ -42,8 +42,9 @@
  * can see (another process takes the last page at the same moment, in a cgroup) ends in the
  * kernel's OOM kill.
  *
- * Threads: one thread in send, sendv, reserve or drain of a handle, one in borrow or recv; others
- * get -EBUSY. commit, abort, release and cancel are MT-safe beside them.
+ * Threads: one thread in send, sendv, reserve, drain or ready of a writer, one in borrow, recv or
+ * ready of a reader; others get -EBUSY. commit, abort, release, evict, info and cancel are MT-safe
+ * beside them.
  * Processes: a handle used after fork gives TND_E_FORKED; close of one frees what is local. The
  * writer's memory is not there in a forked child.
  */
@@ -117,9 +118,9 @@ struct tnd_channel_attach_opts {
  * Attaches as the reader `rank`: its reserved place, else an open one. `opts`: nullable, borrowed
  * for the call.
  * Blocking: may sleep until the deadline. Return: 0; -ETIMEDOUT (the deadline passed while nobody
- * listened); -ECONNREFUSED (nobody listens, no deadline); TND_E_ADDRESS; TND_E_VERSION (both
- * versions); TND_E_DENIED; TND_E_PLACE (no place, or taken by a process that lives); TND_E_CORRUPT;
- * -ENOMEM; -errno.
+ * listened); -ECONNREFUSED (nobody listens, no deadline); TND_E_INVALID (an option, the rank);
+ * TND_E_ADDRESS; TND_E_VERSION (both versions); TND_E_DENIED; TND_E_PLACE (no place, or taken by a
+ * process that lives); TND_E_CORRUPT; -ENOMEM; -errno.
  */
 TND_API int tnd_channel_attach(const char *address, uint32_t rank,
 			       const struct tnd_channel_attach_opts *opts,
@@ -144,7 +145,7 @@ TND_API const char *tnd_channel_address(const struct tnd_channel *channel);
 /*
  * Until every reserved place has its reader. Writer and readers. Blocking: may sleep.
  * Return: 0; -ETIMEDOUT (the ranks that are missing); TND_E_PEER_DEAD (reterr->rank);
- * TND_E_CLOSED; TND_E_EVICTED; -ECANCELED; -EBUSY; TND_E_FORKED.
+ * TND_E_CLOSED; -ECANCELED; -EBUSY; TND_E_FORKED.
  */
 TND_API int tnd_channel_ready(struct tnd_channel *channel, int64_t deadline_ns,
 			      struct tnd_error *reterr);
@@ -154,7 +155,7 @@ TND_API int tnd_channel_ready(struct tnd_channel *channel, int64_t deadline_ns,
 /*
  * `pid` (in our pid namespace) is the process that will attach as `rank`: its death before that is
  * then seen as well. Blocking: never. Return: 0; TND_E_INVALID (not the writer); TND_E_PLACE (no
- * such reserved place, or attached already); -ESRCH; -errno.
+ * such reserved place, or attached already); TND_E_FORKED; -ESRCH; -errno.
  */
 TND_API int tnd_channel_expect(struct tnd_channel *channel, uint32_t rank, int32_t pid,
 			       struct tnd_error *reterr);

@@ -87,20 +87,22 @@ TND_API int tnd_group_expect(struct tnd_group *group, uint32_t rank, int32_t pid
 /*
  * Until every rank has attached and knows that all have.
  * Blocking: may sleep. Return: 0; -ETIMEDOUT (the sentence names the ranks that are missing);
- * TND_E_PEER_DEAD; TND_E_CLOSED; -ECANCELED; -EBUSY; TND_E_FORKED.
+ * TND_E_PEER_DEAD; TND_E_CLOSED; TND_E_CORRUPT (the shared memory); -ECANCELED; -EBUSY;
+ * TND_E_FORKED; -errno (the other ranks cannot be watched).
  */
 TND_API int tnd_group_ready(struct tnd_group *group, int64_t deadline_ns, struct tnd_error *reterr);
 
 /*
  * Collectives. All may sleep.
- * Return: 0; -ETIMEDOUT (the sentence names the ranks that are late); TND_E_PEER_DEAD (reterr->rank);
- * TND_E_CLOSED; TND_E_ORDER; -ECANCELED; -EBUSY; TND_E_FORKED; TND_E_INVALID.
+ * Return: 0; -ETIMEDOUT (the sentence names the ranks that are late); TND_E_PEER_DEAD
+ * (reterr->rank); TND_E_CLOSED; TND_E_ORDER; TND_E_CORRUPT (the shared memory); -ECANCELED; -EBUSY;
+ * TND_E_FORKED; TND_E_INVALID.
  */
 TND_API int tnd_group_barrier(struct tnd_group *group, int64_t deadline_ns,
 			      struct tnd_error *reterr);
 /*
- * `bytes` bytes at `data` go from rank `root` to all; the same `bytes`, 0 to TND_GROUP_BYTES_MAX, on
- * every rank.
+ * `bytes` bytes at `data` go from rank `root` to all; the same `bytes`, 0 to TND_GROUP_BYTES_MAX,
+ * on every rank.
  */
 TND_API int tnd_group_broadcast(struct tnd_group *group, uint32_t root, void *data, uint64_t bytes,
 				int64_t deadline_ns, struct tnd_error *reterr);
@@ -119,7 +121,8 @@ TND_API int tnd_group_agree(struct tnd_group *group, int code, int64_t deadline_
 /*
  * Hands `fd_count` (<= TND_GROUP_FDS_MAX, the same on every rank) descriptors of rank `root` to all
  * others: fds[] is read on root, and filled elsewhere with descriptors that are close-on-exec and
- * the caller's to close.
+ * the caller's to close. Return: also, on all ranks and with the rank in reterr->rank, why one
+ * could not: -EBADF; -EMFILE; -ENOMEM; -errno.
  */
 TND_API int tnd_group_share_fds(struct tnd_group *group, uint32_t root, int *fds, uint32_t fd_count,
 				int64_t deadline_ns, struct tnd_error *reterr);

@@ -43,8 +43,8 @@ struct tnd_stat_channel {
 	uint32_t closed;
 	uint64_t max_bytes, max_objects;
 	uint64_t used_bytes, used_objects;
-	uint64_t high_bytes,
-		high_objects; /* high-water marks, sampled at least each eighth of a limit */
+	/* High-water marks, sampled at least each eighth of a limit. */
+	uint64_t high_bytes, high_objects;
 	uint64_t sent_objects, sent_bytes;
 	uint64_t memory_bytes;
 	uint32_t writer_state; /* TND_READER_ALIVE, _STOPPED or _DEAD */
