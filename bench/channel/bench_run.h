@@ -47,7 +47,7 @@ void bench_data_check(const struct data *data, uint64_t number, const void *obje
 struct actor {
 	int64_t begin_ns, end_ns;
 	int64_t cpu_ns;      /* between them, all threads */
-	int64_t grown_bytes; /* peak of resident memory, without what is shared, above that at begin */
+	int64_t grown_bytes; /* peak of resident memory that is not shared, above that at begin */
 };
 
 struct stage {
@@ -69,7 +69,5 @@ void bench_scene_writer(struct run *run);
 void bench_scene_reader(struct run *run, uint32_t rank);
 /* In the parent: the seconds that copying all objects takes. */
 void bench_scene_memcpy(struct run *run);
-
-/* -- what came of it (bench_main.c prints it) -- */
 
 #endif
