@@ -120,7 +120,7 @@ def stream(quick):
 
 
 def stress(quick):
-    """Of the contract."""
+    """10,000 arrays of 8 to 79,992 bytes: short and long ones mixed, each read once."""
     for readers in (1, 3) if quick else (1, 2, 3):
         target = (Target("tundish", "bytes_s", False, 0.8, "memcpy"),) if readers < CORES else ()
         yield Case(f"stress: 401 MB, {readers} readers", "stream", (*peers(quick, 65536), "tundish", "tundish-place", "memcpy", "memcpy-area"),
