@@ -26,7 +26,7 @@ int tnd__futex_wait_either(const _Atomic uint32_t *word, uint32_t expected,
 			   const _Atomic uint32_t *local, uint32_t local_expected,
 			   int64_t deadline_ns);
 
-/* Wakes up to `count` sleepers; async-signal-safe. `shared`: as the sleeper said. */
+/* Wakes up to `count` sleepers; async-signal-safe. `_local`: those on a `local` word. */
 void tnd__futex_wake(const _Atomic uint32_t *word, int count);
 void tnd__futex_wake_local(const _Atomic uint32_t *word, int count);
 
