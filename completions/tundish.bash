@@ -13,7 +13,7 @@ _tundish()
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
 		mapfile -t COMPREPLY < <(compgen -W \
-			'inspect verify plan load doctor stat bench --help --help-all --version' -- "$cur")
+			'inspect verify plan load doctor stat bench bridge --help --help-all --version' -- "$cur")
 		return
 	fi
 	# "--phase=ta" arrives as three words because "=" breaks words.
@@ -30,13 +30,13 @@ _tundish()
 	--ep-placement) words='linear round_robin' ;;
 	--ep-scales) words='owned all' ;;
 	--on-full) words='wait fail overrun copy' ;;
-	--on-dead) words='fail continue' ;;
+	--on-dead | --on-lost) words='fail continue' ;;
 	--numa) words='auto interleave' ;;
 	--engine) words='auto uring threads' ;;
 	--direct) words='auto on off' ;;
 	--progress) words='auto always never' ;;
 	--sort) words='name size offset' ;;
-	--rules | --checksum | --report | --trace)
+	--rules | --checksum | --report | --trace | --secret)
 		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 		return
 		;;
@@ -54,6 +54,8 @@ _tundish()
 		doctor) words="--json $common" ;;
 		stat) words="--watch --interval= --json --prometheus $common" ;;
 		bench) words="--readers= --bytes= --objects= --rate= --max-bytes= --max-objects= --deadline= --json $common" ;;
+		bridge) words="--from= --listen= --connect= --to= --max-bytes= --max-objects= --max-object-bytes= --readers=
+			--places= --on-dead= --rank= --receivers= --on-lost= --grace= --deadline= --secret= $common" ;;
 		esac
 	fi
 	if [[ -n $words ]]; then

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 build="make gcc libc6-dev meson ninja-build pkg-config libjansson-dev libxxhash-dev liburing-dev libssl-dev"
 demo="$build python3 python3-venv ca-certificates"
 bench="$demo fio libzmq3-dev"
-check="$demo g++ clang libclang-rt-14-dev libcmocka-dev binutils git mandoc util-linux spin libzmq3-dev"
+check="$demo g++ clang libclang-rt-14-dev libcmocka-dev binutils git mandoc util-linux spin libzmq3-dev iproute2"
 
 case "${1:-check}" in
 build) wanted=$build ;;

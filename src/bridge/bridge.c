@@ -163,6 +163,16 @@ static int set_options(struct tnd_bridge *bridge, int64_t longest, int queue)
 	return rc;
 }
 
+static int open_monitor(struct tnd_bridge *bridge)
+{
+	static const char name[] = "inproc://connections";
+
+	if (zmq_socket_monitor(bridge->socket, name, ZMQ_EVENT_HANDSHAKE_SUCCEEDED) < 0)
+		return -1;
+	bridge->monitor = zmq_socket(bridge->context, ZMQ_PAIR);
+	return bridge->monitor ? zmq_connect(bridge->monitor, name) : -1;
+}
+
 static int open_socket(struct tnd_bridge *bridge, const unsigned char *secret, int64_t longest,
 		       struct tnd_error *reterr)
 {
@@ -181,7 +191,8 @@ static int open_socket(struct tnd_bridge *bridge, const unsigned char *secret, i
 		return say_zmq(reterr, bridge->endpoint,
 			       "use the secret (this ZeroMQ may be built without CURVE)");
 	if (!bridge->listens)
-		return zmq_connect(bridge->socket, bridge->endpoint) == 0
+		return open_monitor(bridge) == 0 &&
+				       zmq_connect(bridge->socket, bridge->endpoint) == 0
 			       ? 0
 			       : say_zmq(reterr, bridge->endpoint, "connect");
 	if (zmq_bind(bridge->socket, bridge->endpoint) < 0)
@@ -322,8 +333,9 @@ static void publish(struct tnd_bridge *bridge)
 /* Until something came, the tick, or the deadline. */
 static int sleep_until_news(struct tnd_bridge *bridge, int64_t deadline_ns)
 {
-	zmq_pollitem_t items[2] = {{.socket = bridge->socket, .events = ZMQ_POLLIN},
-				   {.fd = bridge->event_fd, .events = ZMQ_POLLIN}};
+	zmq_pollitem_t items[3] = {{.socket = bridge->socket, .events = ZMQ_POLLIN},
+				   {.fd = bridge->event_fd, .events = ZMQ_POLLIN},
+				   {.socket = bridge->monitor, .events = ZMQ_POLLIN}};
 	int64_t wait_ns = bridge->tick_ns, left_ns;
 	eventfd_t count;
 
@@ -332,7 +344,8 @@ static int sleep_until_news(struct tnd_bridge *bridge, int64_t deadline_ns)
 	left_ns = deadline_ns == TND_NO_DEADLINE ? wait_ns : deadline_ns - tnd__bridge_now_ns();
 	if (left_ns < wait_ns)
 		wait_ns = left_ns < 0 ? 0 : left_ns;
-	if (zmq_poll(items, 2, (long)((wait_ns + 999999) / 1000000)) < 0 && zmq_errno() != EINTR)
+	if (zmq_poll(items, bridge->monitor ? 3 : 2, (long)((wait_ns + 999999) / 1000000)) < 0 &&
+	    zmq_errno() != EINTR)
 		return tnd__bridge_fail(&bridge->why, tnd__bridge_errno(), "cannot poll: %s",
 					zmq_strerror(zmq_errno()));
 	/* Before the next look, so that what is told after it wakes the next sleep. */
@@ -344,10 +357,10 @@ static int finish(struct tnd_bridge *bridge, int code)
 {
 	bridge->over = true;
 	bridge->result = code;
-	if (code < 0 && bridge->listens)
-		tnd__listen_end(bridge, code);
-	else if (code < 0)
+	if (!bridge->listens)
 		tnd__receive_end(bridge, code);
+	else if (code < 0)
+		tnd__listen_end(bridge, code);
 	return code;
 }
 
@@ -402,6 +415,8 @@ static void close_parts(struct tnd_bridge *bridge)
 {
 	if (!bridge->listens)
 		tnd__inbox_fini(&bridge->receiving.inbox);
+	if (bridge->monitor)
+		zmq_close(bridge->monitor);
 	if (bridge->socket)
 		zmq_close(bridge->socket);
 	while (bridge->context && zmq_ctx_term(bridge->context) < 0 && zmq_errno() == EINTR)

@@ -31,13 +31,14 @@
 
 #define BRIDGE_VERSION 1
 #define BRIDGE_HEAD_BYTES 64
-#define BRIDGE_TEXT_MAX 900 /* of a refusal's sentence */
+#define BRIDGE_FAREWELL_NS INT64_C(1000000000) /* to hear that the other side has heard */
+#define BRIDGE_TEXT_MAX 900                    /* of a refusal's sentence */
 
 enum {
 	/* receiver to listener */
 	BRIDGE_STATE = 1, /* where I am, what I take; first of all a hello */
-	BRIDGE_LEAVE = 2,
-	BRIDGE_ENDED = 3, /* END seen, everything written */
+	BRIDGE_LEAVE = 2, /* answered with END */
+	BRIDGE_ENDED = 3, /* END seen and everything written, or an error; answered too */
 	/* listener to receiver */
 	BRIDGE_WELCOME = 16,
 	BRIDGE_OBJECT = 17, /* a second frame has its bytes */
@@ -73,6 +74,8 @@ int tnd__bridge_fail(struct tnd_error *error, int code, const char *format, ...)
 /* -errno of a failed zmq_ call; ZeroMQ's own numbers become -EIO. */
 int tnd__bridge_errno(void);
 int64_t tnd__bridge_now_ns(void);
+/* Until the socket has a message, at most a moment. */
+void tnd__bridge_await(void *socket);
 /* With all signals blocked. Return: 0, -errno. */
 int tnd__bridge_thread(void *(*run)(void *), void *arg, pthread_t *ret_thread);
 
@@ -189,15 +192,17 @@ struct tnd__receiving {
 	uint64_t expected; /* number of the next object */
 	uint64_t told;     /* `written` of the last STATE */
 	uint64_t objects, bytes, longest;
-	bool admitted, ended, end_known, end_told;
+	bool admitted, end_known, end_told, leaving;
 	int64_t end_code;
 	uint64_t end_number;
 	int64_t heard_ns, said_ns;
+	int64_t leave_until_ns; /* an answer to LEAVE or ENDED is waited for */
 };
 
 struct tnd_bridge {
 	bool listens;
 	void *context, *socket;
+	void *monitor; /* connecting side: hears of each new connection */
 	int event_fd;
 	struct tnd_channel *channel;
 	uint64_t session;
@@ -223,7 +228,10 @@ struct tnd_bridge {
  */
 int tnd__listen_round(struct tnd_bridge *bridge);
 int tnd__receive_round(struct tnd_bridge *bridge);
-/* The other side hears that this one ends with `code`. */
+/*
+ * The other side hears that this one ends with `code`, and says so, or a second has passed: a
+ * connection that is closed with something unread takes what was sent last with it.
+ */
 void tnd__listen_end(struct tnd_bridge *bridge, int code);
 void tnd__receive_end(struct tnd_bridge *bridge, int code);
 

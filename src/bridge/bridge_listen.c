@@ -179,8 +179,18 @@ int tnd__listen_round(struct tnd_bridge *bridge)
 void tnd__listen_end(struct tnd_bridge *bridge, int code)
 {
 	struct tnd__listening *listening = &bridge->listening;
+	int64_t until = tnd__bridge_now_ns() + BRIDGE_FAREWELL_NS;
+	struct tnd_error why = bridge->why;
 
+	listening->end = code;
 	for (uint32_t i = 0; i < listening->count; i++)
-		tnd__receiver_say(bridge, &listening->receivers[i], BRIDGE_END,
-				  listening->receivers[i].sent, code);
+		if (!listening->receivers[i].ended)
+			tnd__receiver_say(bridge, &listening->receivers[i], BRIDGE_END,
+					  listening->receivers[i].sent, code);
+	while (!all_ended(listening) && tnd__bridge_now_ns() < until) {
+		tnd__bridge_await(bridge->socket);
+		if (read_all(bridge) < 0)
+			break;
+	}
+	bridge->why = why;
 }

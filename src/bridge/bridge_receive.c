@@ -17,7 +17,8 @@
 #define MESSAGES_A_ROUND 256
 #define RETRY_NS INT64_C(20000000) /* the shortest tick */
 
-static void say(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int64_t value)
+/* Return: whether there is somebody who may hear it. */
+static bool say(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int64_t value)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 	struct tnd__bridge_head head = {.kind = kind,
@@ -30,10 +31,23 @@ static void say(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int6
 					.value = value};
 
 	receiving->said_ns = tnd__bridge_now_ns();
-	if (tnd__bridge_send_head(bridge->socket, &head, false) == 0)
+	if (tnd__bridge_send_head(bridge->socket, &head, false) == 0) {
 		receiving->told = written;
-	else /* nobody there yet, or no longer: soon again */
-		receiving->said_ns -= bridge->tick_ns - RETRY_NS;
+		return true;
+	}
+	/* Nobody there yet, or no longer: soon again. */
+	receiving->said_ns -= bridge->tick_ns - RETRY_NS;
+	return false;
+}
+
+/* The last word; whether it was heard is looked for from here on. */
+static bool leave(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int64_t value)
+{
+	struct tnd__receiving *receiving = &bridge->receiving;
+
+	receiving->leave_until_ns = tnd__bridge_now_ns() + BRIDGE_FAREWELL_NS;
+	receiving->leaving = say(bridge, kind, written, value);
+	return receiving->leaving;
 }
 
 static int welcome(struct tnd_bridge *bridge, const struct tnd__bridge_head *head)
@@ -126,6 +140,10 @@ static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *he
 		bridge->now.refused++;
 		return 0;
 	}
+	if (receiving->leaving) {
+		receiving->leaving = head->kind != BRIDGE_END && head->kind != BRIDGE_REFUSE;
+		return 0;
+	}
 	if (receiving->admitted && head->session != bridge->session)
 		return tnd__bridge_fail(&bridge->why, TND_E_CORRUPT,
 					"%s: the listening side was started anew: what came so far "
@@ -207,6 +225,17 @@ static int read_all(struct tnd_bridge *bridge)
 	return 0;
 }
 
+/* A connection that is new knows nothing of this side: it hears at once where this side is. */
+static void look_for_connections(struct tnd_bridge *bridge)
+{
+	zmq_msg_t message;
+
+	zmq_msg_init(&message);
+	while (zmq_msg_recv(&message, bridge->monitor, ZMQ_DONTWAIT) >= 0)
+		bridge->receiving.said_ns = 0;
+	zmq_msg_close(&message);
+}
+
 static bool due(const struct tnd__receiving *receiving, uint64_t written, int64_t tick_ns)
 {
 	uint64_t news = written - receiving->told;
@@ -216,16 +245,16 @@ static bool due(const struct tnd__receiving *receiving, uint64_t written, int64_
 	return news && (news >= receiving->objects / 4 || written == receiving->expected);
 }
 
-/* Everything is written: says so, waits for the readers. */
+/* Everything is written: says so (of an error at once), waits for the readers. */
 static int end(struct tnd_bridge *bridge, const struct tnd__inbox_state *state)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 
-	if (state->written != receiving->expected)
+	if (receiving->end_code == 0 && state->written != receiving->expected)
 		return 1;
 	if (!receiving->end_told)
-		say(bridge, BRIDGE_ENDED, state->written, (int64_t)receiving->longest);
-	receiving->end_told = true;
+		receiving->end_told =
+			say(bridge, BRIDGE_ENDED, state->written, (int64_t)receiving->longest);
 	if (!state->drained)
 		return 1;
 	if (receiving->end_code == 0)
@@ -240,10 +269,11 @@ int tnd__receive_round(struct tnd_bridge *bridge)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 	struct tnd__inbox_state state = {0};
-	int rc = receiving->end_known ? 0 : read_all(bridge);
+	int rc = receiving->end_known && !receiving->leaving ? 0 : read_all(bridge);
 
-	if (rc < 0)
+	if (rc < 0 && !receiving->leaving)
 		return rc;
+	look_for_connections(bridge);
 	if (receiving->admitted)
 		tnd__inbox_state(&receiving->inbox, &state);
 	if (state.failed < 0) {
@@ -255,8 +285,8 @@ int tnd__receive_round(struct tnd_bridge *bridge)
 	bridge->now.held_objects = receiving->expected - state.written;
 	bridge->now.held_bytes = state.waiting_bytes;
 	if (due(receiving, state.written, bridge->tick_ns))
-		say(bridge, receiving->end_told ? BRIDGE_ENDED : BRIDGE_STATE, state.written,
-		    (int64_t)receiving->longest);
+		(void)say(bridge, receiving->end_told ? BRIDGE_ENDED : BRIDGE_STATE, state.written,
+			  (int64_t)receiving->longest);
 	if (receiving->end_known)
 		return end(bridge, &state);
 	if (receiving->admitted && tnd__bridge_now_ns() - receiving->heard_ns > bridge->grace_ns)
@@ -271,10 +301,16 @@ void tnd__receive_end(struct tnd_bridge *bridge, int code)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 	struct tnd__inbox_state state = {0};
+	struct tnd_error why = bridge->why;
 
-	if (receiving->end_told)
-		return;
 	if (receiving->admitted)
 		tnd__inbox_state(&receiving->inbox, &state);
-	say(bridge, BRIDGE_LEAVE, state.written, code == -ECANCELED ? 0 : code);
+	if (!receiving->end_told)
+		leave(bridge, BRIDGE_LEAVE, state.written, code == -ECANCELED ? 0 : code);
+	while (receiving->leaving && tnd__bridge_now_ns() < receiving->leave_until_ns) {
+		tnd__bridge_await(bridge->socket);
+		if (read_all(bridge) < 0)
+			break;
+	}
+	bridge->why = why;
 }

@@ -169,6 +169,7 @@ static int take_state(struct tnd_bridge *bridge, struct tnd__receiver *receiver,
 
 static int take_leave(struct tnd_bridge *bridge, struct tnd__receiver *receiver, int64_t code)
 {
+	tnd__receiver_say(bridge, receiver, BRIDGE_END, receiver->sent, 0);
 	forget(bridge, receiver);
 	if (code == 0)
 		return 0;
@@ -202,8 +203,10 @@ int tnd__receivers_heard(struct tnd_bridge *bridge, const struct tnd__bridge_hea
 	receiver->heard_ns = tnd__bridge_now_ns();
 	if (head->kind == BRIDGE_LEAVE)
 		return take_leave(bridge, receiver, head->value);
-	if (head->kind == BRIDGE_ENDED)
-		receiver->ended = bridge->listening.end < 0;
+	if (head->kind == BRIDGE_ENDED && bridge->listening.end < 0) {
+		receiver->ended = true;
+		tnd__receiver_say(bridge, receiver, BRIDGE_END, receiver->sent, 0);
+	}
 	return take_state(bridge, receiver, head, turned);
 }
 
@@ -302,7 +305,7 @@ int tnd__receivers_tick(struct tnd_bridge *bridge)
 	for (uint32_t i = 0; i < listening->count && rc == 0;) {
 		struct tnd__receiver *receiver = &listening->receivers[i];
 
-		if (now - receiver->heard_ns > bridge->grace_ns) {
+		if (!receiver->ended && now - receiver->heard_ns > bridge->grace_ns) {
 			rc = lose(bridge, receiver);
 			continue;
 		}

@@ -127,6 +127,13 @@ int64_t tnd__bridge_now_ns(void)
 	return tnd_deadline_in(0);
 }
 
+void tnd__bridge_await(void *socket)
+{
+	zmq_pollitem_t item = {.socket = socket, .events = ZMQ_POLLIN};
+
+	(void)zmq_poll(&item, 1, 20);
+}
+
 int tnd__bridge_thread(void *(*run)(void *), void *arg, pthread_t *ret_thread)
 {
 	sigset_t all, before;

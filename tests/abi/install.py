@@ -24,6 +24,16 @@ int main(void)
 	return tnd_size_parse("1.5GiB", &bytes) || bytes != UINT64_C(1610612736) || strcmp(tnd_dtype_name(TND_DTYPE_BF16), "BF16");
 }
 """
+BRIDGE_PROGRAM = """
+#include <tundish/bridge.h>
+int main(void)
+{
+	struct tnd_bridge_connect_opts opts = {.struct_bytes = sizeof(opts), .endpoint = "tcp://127.0.0.1"};
+	struct tnd_bridge *bridge;
+	struct tnd_error error;
+	return tnd_bridge_connect(&opts, &bridge, &error) != TND_E_ADDRESS;
+}
+"""
 
 
 def output(*command, **how):
@@ -44,9 +54,23 @@ class Install(unittest.TestCase):
             output(CC, "-x", "c", "-std=c11", "-o", program, "-", "-x", "none", *flags, input=PROGRAM)
             where = {**os.environ, "LD_LIBRARY_PATH": os.path.dirname(libraries[0])}
             output(program, env=where)
+            self.check_bridge(root, where)
             tool = glob.glob(root + "/**/bin/tundish", recursive=True)
             self.assertEqual(len(tool), 1)
             self.assertRegex(output(tool[0], "--version", env=where), r"^tundish \d+\.\d+\.\d+$")
+
+    def check_bridge(self, root, where):
+        """With ZeroMQ: its own line of pkg-config is enough for its own library."""
+        found = glob.glob(root + "/**/tundish-bridge.pc", recursive=True)
+        libraries = glob.glob(root + "/**/libtundish-bridge.so.0", recursive=True)
+        self.assertEqual(len(found), len(libraries))
+        if not found:
+            return
+        flags = output("pkg-config", "--define-variable=prefix=" + root + "/usr/local", "--cflags", "--libs", "tundish-bridge",
+                       env={**os.environ, "PKG_CONFIG_SYSROOT_DIR": "", "PKG_CONFIG_PATH": os.path.dirname(found[0])}).split()
+        program = os.path.join(root, "bridge")
+        output(CC, "-x", "c", "-std=c11", "-o", program, "-", "-x", "none", *flags, input=BRIDGE_PROGRAM)
+        output(program, env=where)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ def public_structs():
 
 
 def layout():
-    lines = ["#include <stddef.h>", "#include <stdio.h>", "#include <tundish/tundish.h>", "int main(void) {"]
+    lines = ["#include <stddef.h>", "#include <stdio.h>", "#include <tundish/tundish.h>", "#include <tundish/bridge.h>",
+             "int main(void) {"]
     for name, members in public_structs():
         lines.append(f'printf("struct {name} %zu\\n", sizeof(struct {name}));')
         for member in members:

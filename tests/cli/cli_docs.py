@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import unittest
 
-from command import Command, environment
+from command import Command, commands, environment
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-COMMANDS = ["inspect", "verify", "plan", "load", "doctor", "stat", "bench"]
+COMMANDS = commands()
 
 
 def text_of(*parts):

@@ -3,10 +3,11 @@
 # fit a terminal. Each test runs one command line and looks at status, stream and text.
 
 import re
+import unittest
 
-from command import Command
+from command import Command, commands
 
-COMMANDS = ["inspect", "verify", "plan", "load", "doctor", "stat", "bench"]
+COMMANDS = commands()
 
 
 class Usage(Command):
@@ -55,6 +56,10 @@ class Usage(Command):
             self.refused(command, "--melt", says="--melt")
         for later in ("--shared", "--group=x", "--vllm=x", "--measure"):
             self.refused("load", self.moe, later, says=later.partition("=")[0])
+
+    @unittest.skipIf("bridge" in COMMANDS, "built with ZeroMQ")
+    def test_without_zeromq(self):
+        self.refused("bridge", says="built without ZeroMQ")
 
     def test_path_is_one(self):
         for command in COMMANDS[:4]:

@@ -23,6 +23,13 @@ def environment(**changes):
     return names
 
 
+def commands():
+    """What this binary has: without ZeroMQ, no bridge."""
+    every = ["inspect", "verify", "plan", "load", "doctor", "stat", "bench"]
+    out = subprocess.run([TUNDISH, "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+    return every + ["bridge"] * ("  bridge " in out)
+
+
 class Command(unittest.TestCase):
     maxDiff = None
 

@@ -8,8 +8,9 @@
  *
  * Object n has a length from 0 to MAX_LENGTH and words that all depend on SEED and n. HOW: "close",
  * "die" (by SIGKILL, after everything is sent) or "stay" (closes once standard input ends). The
- * reader waits PAUSE_US after each. Both print one line at the end: objects, and the name of what
- * they ended with; exit status 0 unless an object was wrong (3).
+ * reader waits PAUSE_US after each. Both say "ready", the writer "sent" at its last object, the
+ * reader "first" after its first one, and print one line at the end: objects, and the name of what
+ * they ended with. Exit status 0 unless an object was wrong (3).
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -70,7 +71,8 @@ static int write_objects(char **words)
 					.address = words[0],
 					.max_bytes = strtoull(words[4], NULL, 10),
 					.max_objects = strtoull(words[5], NULL, 10),
-					.reserved_readers = 1};
+					.reserved_readers = 1,
+					.on_dead = TND_CHANNEL_DEAD_EVICT};
 	unsigned char *object = malloc(most + 8);
 	uint32_t rank = 1000000;
 	struct tnd_channel *channel;
@@ -95,6 +97,8 @@ static int write_objects(char **words)
 	}
 	if (rc == 0 && strcmp(words[6], "die") == 0)
 		raise(SIGKILL);
+	puts("sent");
+	fflush(stdout);
 	if (rc == 0 && strcmp(words[6], "stay") == 0)
 		while (getchar() != EOF)
 			;
@@ -136,6 +140,10 @@ static int read_objects(char **words)
 			return 3;
 		}
 		(void)tnd_channel_release(channel, &object);
+		if (number == 0) {
+			puts("first");
+			fflush(stdout);
+		}
 		if (pause_us)
 			usleep(pause_us);
 	}
