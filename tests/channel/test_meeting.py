@@ -112,6 +112,38 @@ class Ways(crew.ChannelTest):
             writer.send(count=5)
             nine.recv(count=5, first=15, how="borrow")
 
+    @crew.needs_failpoints
+    def test_killed_or_stopped_while_it_attaches(self):
+        """From before the socket to the maps: it is dead, and said so by its rank; or late, and gets all."""
+        for point in ("group.socket", "group.who", "channel.stat", "channel.map-control", "channel.map-data"):
+            for action in ("kill", "stop"):
+                with self.subTest(point=point, action=action), Crew(self) as these:
+                    writer, other = these.start(), these.start()
+                    victim = these.start(env={"TUNDISH_FAILPOINTS": f"{point}={action}x1"})
+                    address = writer.create(reserved=2, objects=4)
+                    writer.expect(rank=1, pid=victim.pid)
+                    other.attach(address, 0)
+                    other.tell("recv", count=9)
+                    victim.tell("attach", address=address, rank=1)
+                    writer.tell("send", count=8)
+                    if action == "kill":
+                        died = victim.ended()
+                        answer = writer.answer()
+                        self.told(answer, died)
+                        self.assertEqual(answer.rank, 1)
+                        self.assertLessEqual(answer.done, 4)
+                        writer.evict(rank=1)
+                        writer.send(count=8 - answer.done)
+                    else:
+                        victim.halted()
+                        self.assertTrue(writer.waits())
+                        victim.resume()
+                        self.assertEqual(victim.answer().name, "OK")
+                        victim.recv(count=8)
+                        self.assertEqual(writer.answer().name, "OK")
+                    writer.close()
+                    self.assertEqual(other.answer().done, 8)
+
     def test_given_up_while_it_waits(self):
         """The writer gives a reader up that lives: it is told at once, and may come again."""
         with Crew(self) as these:
