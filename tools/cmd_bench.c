@@ -146,10 +146,7 @@ static void fail(struct bench *bench, int code, const char *message)
 {
 	if (bench->code != 0)
 		return;
-	/* The library's waits and the tool's statuses know a deadline by different codes. */
-	bench->code = code == -ETIMEDOUT   ? TND_E_DEADLINE
-		      : code == -ECANCELED ? TND_E_CANCELLED
-					   : code;
+	bench->code = code;
 	snprintf(bench->error.message, sizeof(bench->error.message), "%s", message);
 }
 

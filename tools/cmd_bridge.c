@@ -279,22 +279,6 @@ static void catch_signals(void)
 	}
 }
 
-static int status_of(int code, const struct tnd_error *error)
-{
-	int status = tool_fail(code, error);
-
-	switch (code) {
-	case -ECANCELED:
-		return TOOL_INTERRUPTED;
-	case -ETIMEDOUT:
-		return TOOL_DEADLINE;
-	case TND_E_HEADROOM:
-		return TOOL_NO_FIT;
-	default:
-		return status;
-	}
-}
-
 static void print_summary(struct tnd_bridge *bridge, bool listens, double seconds)
 {
 	struct tnd_bridge_stats stats = {.struct_bytes = sizeof(stats)};
@@ -331,7 +315,7 @@ static int run(struct tnd_bridge *bridge, bool listens, double deadline_seconds)
 	running = bridge;
 	rc = tnd_bridge_run(bridge, deadline, &error);
 	print_summary(bridge, listens, (double)(tool_now_ns() - started) / 1e9);
-	rc = rc < 0 ? status_of(rc, &error) : TOOL_OK;
+	rc = rc < 0 ? tool_fail(rc, &error) : TOOL_OK;
 	/* Telling the other side takes a second at most; a signal that comes now changes nothing. */
 	running = NULL;
 	signal(SIGINT, SIG_IGN);
@@ -368,6 +352,6 @@ int cmd_bridge(int argc, char **argv)
 		     : tnd_bridge_connect(&command.connect, &bridge, &error);
 	explicit_bzero(secret, sizeof(secret));
 	if (rc < 0)
-		return status_of(rc, &error);
+		return tool_fail(rc, &error);
 	return run(bridge, listens, command.deadline_seconds);
 }

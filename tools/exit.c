@@ -15,11 +15,14 @@ int tool_status(int code)
 	case TND_E_BUDGET:
 	case TND_E_OVERSIZE:
 	case TND_E_FULL:
+	case TND_E_HEADROOM:
 	case -ENOMEM:
 		return TOOL_NO_FIT;
 	case TND_E_DEADLINE:
+	case -ETIMEDOUT:
 		return TOOL_DEADLINE;
 	case TND_E_CANCELLED:
+	case -ECANCELED:
 		return TOOL_INTERRUPTED;
 	case TND_E_PEER_DEAD:
 		return TOOL_PEER;

@@ -402,6 +402,19 @@ int tnd_channel_ready(struct tnd_channel *channel, int64_t deadline_ns, struct t
 
 /* -- info -- */
 
+/*
+ * Byte position from object `number` to the head; 0 where the sending thread has written another
+ * object there meanwhile.
+ */
+static uint64_t bytes_from(const struct tnd_channel *channel, uint64_t number, uint64_t head)
+{
+	const volatile struct tnd__descriptor *descriptor =
+		&channel->shared.descriptors[tnd__slot(channel, number)];
+	uint64_t bytes = head - descriptor->position;
+
+	return descriptor->number == number && bytes <= channel->shared.max_bytes ? bytes : 0;
+}
+
 static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)
 {
 	struct tnd__writer *writer = &channel->writer;
@@ -410,7 +423,7 @@ static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)
 		atomic_load_explicit(&channel->shared.header->published, memory_order_acquire);
 	uint64_t head =
 		atomic_load_explicit(&channel->shared.control->head_position, memory_order_relaxed);
-	uint64_t most = 0, first;
+	uint64_t most = 0;
 
 	pthread_mutex_lock(&channel->lock);
 	for (uint64_t left = writer->live; left; left &= left - 1) {
@@ -423,11 +436,9 @@ static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)
 	if (writer->reserved)
 		most = published - channel->shared.first_number;
 	pthread_mutex_unlock(&channel->lock);
-	first = published - most;
 	info->used_objects = most;
 	if (most)
-		info->used_bytes =
-			head - channel->shared.descriptors[tnd__slot(channel, first)].position;
+		info->used_bytes = bytes_from(channel, published - most, head);
 }
 
 int tnd_channel_info(struct tnd_channel *channel, struct tnd_channel_info *ret_info)

@@ -13,8 +13,11 @@
  */
 static void tell(struct tnd_channel *channel, _Atomic uint32_t *flag)
 {
+	(void)tnd__failpoint("channel.P1");
 	atomic_store_explicit(flag, 1, memory_order_seq_cst);
+	(void)tnd__failpoint("channel.P2");
 	atomic_fetch_add_explicit(&channel->local_word, 1, memory_order_seq_cst);
+	(void)tnd__failpoint("channel.P3");
 	tnd__futex_wake_local(&channel->local_word, INT_MAX);
 }
 

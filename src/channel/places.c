@@ -51,6 +51,7 @@ static void change_sets(struct tnd_channel *channel)
 /* Everybody who sleeps looks again: E5. */
 static void wake_all(struct tnd_channel *channel)
 {
+	(void)tnd__failpoint("channel.E5");
 	tnd__poke_writer(channel);
 	tnd__wake_readers(channel, true);
 }
@@ -198,6 +199,7 @@ static void seat_reader(struct tnd_channel *channel, unsigned int i, uint32_t ra
 
 	(void)tnd__failpoint("channel.A1");
 	change_sets(channel);
+	(void)tnd__failpoint("channel.A2");
 	/*
 	 * A2: pairs with W3. A send that has not seen A1 writes no object below this one; later
 	 * ones wait for `lock`. A reserved place has been counted from the first object on.
@@ -220,7 +222,6 @@ static void seat_reader(struct tnd_channel *channel, unsigned int i, uint32_t ra
 	set_state(channel, i, TND__PLACE_LIVE);
 	writer->reserved &= ~bit(i);
 	writer->live |= bit(i);
-	change_sets(channel);
 }
 
 int tnd__place_admit(struct tnd_channel *channel, uint32_t rank, struct tnd__peer *peer,
@@ -336,8 +337,25 @@ const struct tnd__peer_ops tnd__host_ops = {on_hello, on_packet, on_gone};
 
 /* -- giving up -- */
 
+/* The log's callback is the caller's: not under lock. */
+static void say_nonsense(struct tnd_channel *channel, uint64_t places)
+{
+	for (uint64_t left = places; left; left &= left - 1) {
+		unsigned int i = (unsigned int)__builtin_ctzll(left);
+
+		tnd__log(TND_LOG_WARNING,
+			 "channel '%s': the cursor of rank %" PRIu32
+			 " is none that its reader can have (%s): it is given up",
+			 channel->shared.name,
+			 atomic_load_explicit(&seat_of(channel, i)->rank, memory_order_relaxed),
+			 tnd_error_name(TND_E_CORRUPT));
+	}
+}
+
 void tnd__places_drop(struct tnd_channel *channel, uint64_t places, uint32_t state)
 {
+	uint64_t dropped = 0;
+
 	if (!places)
 		return;
 	pthread_mutex_lock(&channel->lock);
@@ -349,14 +367,12 @@ void tnd__places_drop(struct tnd_channel *channel, uint64_t places, uint32_t sta
 		if (place->state != TND__PLACE_LIVE || place->generation != place->seen_generation)
 			continue;
 		take_out(channel, i, state);
-		if (state == TND__PLACE_EVICTED)
-			tnd__log(TND_LOG_WARNING,
-				 "channel '%s': the cursor of rank %" PRIu32
-				 " is nonsense (%s): it is given up",
-				 channel->shared.name, place->rank, tnd_error_name(TND_E_CORRUPT));
+		dropped |= bit(i);
 	}
 	pthread_mutex_unlock(&channel->lock);
 	wake_all(channel);
+	if (dropped && state == TND__PLACE_EVICTED)
+		say_nonsense(channel, dropped);
 }
 
 int tnd_channel_evict(struct tnd_channel *channel, uint32_t rank)
@@ -419,9 +435,11 @@ int tnd_channel_expect(struct tnd_channel *channel, uint32_t rank, int32_t pid,
 		return TND_E_FORKED;
 	if (!channel->is_writer)
 		return TND_E_INVALID;
+	pthread_mutex_lock(&channel->lock);
 	for (unsigned int i = 0; i < channel->shared.place_count; i++)
 		if (channel->writer.places[i].owned && channel->writer.places[i].rank == rank)
 			place = (int)i;
+	pthread_mutex_unlock(&channel->lock);
 	if (place < 0)
 		return tnd__fail_plain(reterr, TND_E_PLACE,
 				       "channel '%s': rank %" PRIu32
@@ -489,15 +507,19 @@ void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes)
 		unsigned int i = (unsigned int)__builtin_ctzll(left);
 		uint64_t lag = lag_of(channel, i);
 
-		if (lag >= most) {
+		/* More than there can be: nonsense, of which the sending thread makes an end. */
+		if (lag >= most && lag <= channel->shared.max_objects) {
 			most = lag;
 			late = i;
 		}
 	}
 	published = writer->published;
 	first = published - most;
-	if (most == 0 || most > channel->shared.max_objects) {
-		snprintf(out, out_bytes, "no reader is late: open reservations hold the space");
+	if (most == 0) {
+		snprintf(out, out_bytes, "no reader is late%s",
+			 writer->pending_first != writer->pending_end
+				 ? ", open reservations hold the space"
+				 : "");
 	} else {
 		bytes = writer->head_position -
 			channel->shared.descriptors[tnd__slot(channel, first)].position;

@@ -133,6 +133,7 @@ static void announce(struct tnd_channel *channel, struct samples *samples)
 	struct tnd__control *control = channel->shared.control;
 
 	/* S1: pairs with P2 and cancel. */
+	(void)tnd__failpoint(channel->is_writer ? "channel.V1" : "channel.S1");
 	samples->local = atomic_load_explicit(&channel->local_word, memory_order_seq_cst);
 	if (channel->is_writer) {
 		/* V1: pairs with R5. */

@@ -15,16 +15,16 @@ COUNT = 60
 WRITER_STEPS = {
     "send": ["W1", "W2", "W3", "W4"],
     "wake": ["W5", "W6", "W7"],
-    "full": ["V2", "V3", "V4", "V5"],
-    "evict": ["E1", "E2", "E3", "E4"],
-    "death": ["E2", "E3", "E4"],
-    "attach": ["A1", "A3", "A4", "A5"],
+    "full": ["V1", "V2", "V3", "V4", "V5"],
+    "evict": ["E1", "E2", "E3", "E4", "E5"],
+    "death": ["E2", "E3", "E4", "E5"],
+    "attach": ["A1", "A2", "A3", "A4", "A5"],
     "close": ["C1"],
 }
 READER_STEPS = {
     "receive": ["R1", "R2", "R3", "R4"],
     "wake": ["R5", "R6", "R7"],
-    "empty": ["S2", "S3", "S4", "S5"],
+    "empty": ["S1", "S2", "S3", "S4", "S5"],
     "close": ["L1"],
 }
 # How long nothing may happen to those who wait for a stopped process: longer than a death takes to be told.
