@@ -40,7 +40,7 @@
 #include <sys/stat.h>
 
 #include "bigobject.h"
-#include "headroom.h"
+#include "memory/headroom.h"
 #include "segment.h"
 
 #define BUDGET_LOOK_NS INT64_C(10000000)

@@ -30,12 +30,8 @@
 #include <unistd.h>
 
 #include "channel_internal.h"
-#include "headroom.h"
+#include "memory/headroom.h"
 #include "segment.h"
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 
 /* Sizes of both segments and what is where in the data segment. */
 struct plan {
@@ -107,16 +103,13 @@ static int fail_call(struct tnd_error *reterr, int code, const struct plan *plan
 static int make_memfd(const char *kind, const char *name)
 {
 	char full[128];
-	int fd, rc = tnd__failpoint("channel.memfd");
+	int rc = tnd__failpoint("channel.memfd");
 
 	if (rc < 0)
 		return rc;
 	snprintf(full, sizeof(full), "tundish.channel.%s:%.*s", kind, TND_CHANNEL_NAME_MAX - 1,
 		 name);
-	fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-		fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	return fd < 0 ? -errno : fd;
+	return tnd__memfd(full);
 }
 
 static int take_pages(struct tnd__headroom *headroom, int fd, uint64_t bytes,

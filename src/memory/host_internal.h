@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_internal.h - between host.c, meminfo.c and limits.c */
+/* host_internal.h - between host.c, meminfo.c, limits.c and headroom.c */
 #ifndef TND_HOST_INTERNAL_H
 #define TND_HOST_INTERNAL_H
 

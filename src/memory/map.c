@@ -33,9 +33,6 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 
 /* From linux/mempolicy.h; libnuma would bring nothing else. */
 #define MPOL_BIND_ 2
@@ -134,11 +131,9 @@ static int memfd_sized(uint64_t bytes)
 	rc = tnd__failpoint("mem.memfd");
 	if (rc < 0)
 		return rc;
-	fd = memfd_create("tundish.slab", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-		fd = memfd_create("tundish.slab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	fd = tnd__memfd("tundish.slab");
 	if (fd < 0)
-		return errno == EMFILE || errno == ENFILE ? -EMFILE : -ENOMEM;
+		return fd == -EMFILE || fd == -ENFILE ? -EMFILE : -ENOMEM;
 	if (ftruncate(fd, (off_t)bytes) < 0) {
 		rc = errno == EFBIG ? -EFBIG : -ENOMEM;
 		close(fd);

@@ -7,6 +7,8 @@
  *   escape.c             the report of leases that are still out
  *   map.c, huge.c        mappings, where their pages go, how many of them are huge
  *   host.c, meminfo.c, limits.c    what the machine has, what it allows
+ *   headroom.c           the same, looked at before each 2 MiB of a memfd
+ *   memfd.c              memory with a descriptor
  *   memlog.c             the record of a phase
  *
  * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a
@@ -102,6 +104,14 @@ int tnd__lease_acquire_sized(struct tnd_slab *slab, const char *name, size_t nam
  */
 void tnd__slab_pool_charge_leases(struct tnd_slab_pool *pool, bool on);
 #endif
+
+/* -- memory with a descriptor (memfd.c) -- */
+
+/*
+ * Empty, close-on-exec, can be sealed; not executable where the kernel knows of that. Return:
+ * descriptor, -errno.
+ */
+int tnd__memfd(const char *name);
 
 /* -- where pages go (map.c) -- */
 

@@ -562,7 +562,7 @@ static int while_limit_falls(void *arg)
 	if (set_limit(256 * MIB) < 0 || write_file("cgroup.procs", "0") < 0)
 		return 1;
 	before = usage();
-	if (tnd__failpoints_set("channel.fallocate=delay:2") < 0 ||
+	if (tnd__failpoints_set("mem.fallocate=delay:2") < 0 ||
 	    pthread_create(&thread, NULL, lower_limit, NULL) != 0)
 		return 2;
 	rc = create(128 * MIB, 16, &segments, &error);
@@ -586,18 +586,12 @@ static void test_faults(void **state)
 		const char *points;
 		int code;
 	} rows[] = {
-		{"channel.memfd=EMFILE@1x1", -EMFILE},
-		{"channel.memfd=ENFILE@2x1", -ENFILE},
-		{"channel.truncate=ENOMEM@1x1", -ENOMEM},
-		{"channel.truncate=ENOMEM@2x1", -ENOMEM},
-		{"channel.fallocate=ENOSPC@1x1", -ENOSPC},
-		{"channel.fallocate=ENOSPC@3x1", -ENOSPC},
-		{"channel.fallocate=ENOMEM@4x1", -ENOMEM},
-		{"channel.map=ENOMEM", -ENOMEM},
-		{"channel.map-data=ENOMEM", -ENOMEM},
-		{"channel.map-control=ENOMEM", -ENOMEM},
-		{"channel.random=ENOSYS", -ENOSYS},
-		{"channel.seal=EPERM", -EPERM},
+		{"channel.memfd=EMFILE@1x1", -EMFILE},    {"channel.memfd=ENFILE@2x1", -ENFILE},
+		{"channel.truncate=ENOMEM@1x1", -ENOMEM}, {"channel.truncate=ENOMEM@2x1", -ENOMEM},
+		{"mem.fallocate=ENOSPC@1x1", -ENOSPC},    {"mem.fallocate=ENOSPC@3x1", -ENOSPC},
+		{"mem.fallocate=ENOMEM@4x1", -ENOMEM},    {"channel.map=ENOMEM", -ENOMEM},
+		{"channel.map-data=ENOMEM", -ENOMEM},     {"channel.map-control=ENOMEM", -ENOMEM},
+		{"channel.random=ENOSYS", -ENOSYS},       {"channel.seal=EPERM", -EPERM},
 	};
 	struct tnd__segments segments;
 	struct tnd_error error;
@@ -613,7 +607,7 @@ static void test_faults(void **state)
 		assert_int_equal(map_count(), 0);
 	}
 	/* Signals in the middle: all pages come all the same. */
-	assert_int_equal(tnd__failpoints_set("channel.fallocate=EINTR@2x15"), 0);
+	assert_int_equal(tnd__failpoints_set("mem.fallocate=EINTR@2x15"), 0);
 	assert_int_equal(create(5 * MIB, 16, &segments, &error), 0);
 	check_whole(segments.data_fd, segments.memory_bytes - TND__CONTROL_BYTES);
 	tnd__segments_close(&segments, true, false);

@@ -218,7 +218,7 @@ static void test_send_faults(void **state)
 		{"mem.map=ENOMEM@1x2", -ENOMEM},
 		{"mem.memfd=EMFILE@1x2", -EMFILE},
 		{"channel.slab-seal=EPERM@1x2", -EPERM},
-		{"channel.fallocate=ENOSPC@1x2", -ENOSPC},
+		{"mem.fallocate=ENOSPC@1x2", -ENOSPC},
 		{"mem.memfd=EMFILE@1x1", 0},
 		{"group.alloc=ENOMEM", 0},
 	};

@@ -3,7 +3,7 @@
 #ifndef TND_HEADROOM_H
 #define TND_HEADROOM_H
 
-#include "memory/memory.h"
+#include "memory.h"
 
 #define TND__HEADROOM_LEVELS 16
 

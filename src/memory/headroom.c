@@ -22,7 +22,7 @@
 
 #include "base/cgroup.h"
 #include "headroom.h"
-#include "memory/host_internal.h"
+#include "host_internal.h"
 
 #define MARGIN_LEAST TND__MIB(16)
 #define MARGIN_SHARE 50 /* 2 %: page tables, and what the kernel keeps for itself */
@@ -215,7 +215,7 @@ int tnd__headroom_take(struct tnd__headroom *headroom, int fd, uint64_t from, ui
 
 		if (rc < 0)
 			return rc;
-		rc = tnd__failpoint("channel.fallocate");
+		rc = tnd__failpoint("mem.fallocate");
 		if (rc == 0 && fallocate(fd, 0, (off_t)from, (off_t)now) < 0)
 			rc = -errno;
 		if (rc == -EINTR) { /* undone by the kernel: a timer must not keep us for ever */
