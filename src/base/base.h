@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * base.h - what every layer stands on: error detail, log, time, page cache, texts, growable arrays,
- * failpoints
+ * base.h - what every layer stands on: error detail, log, time, page cache, texts, processes,
+ * growable arrays, failpoints
  *
  * Knows nothing of the layers above it.
  */
@@ -125,6 +125,15 @@ void tnd__text_add(struct tnd__text *text, const char *format, ...)
 /* Takes the text over. Return: NUL-terminated, to be freed, or NULL if memory ran out. */
 char *tnd__text_take(struct tnd__text *text);
 void tnd__text_free(struct tnd__text *text);
+
+/* -- processes (process.c) -- */
+
+/*
+ * The state of a process of our pid namespace: 'R', 'S', 'T' ... as in /proc/PID/stat. `ret_began`:
+ * nullable; start time in clock ticks since boot, which tells it from a later one of that pid.
+ * Return: the letter; -ESRCH: there is none; -errno: it cannot be seen.
+ */
+int tnd__process_state(int32_t pid, uint64_t *ret_began);
 
 /* -- threads (thread.c) -- */
 

@@ -254,8 +254,6 @@ void tnd__places_drop(struct tnd_channel *channel, uint64_t places, uint32_t sta
 void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes);
 /* "readers 1, 2": those that have not come. Return: how many. */
 size_t tnd__places_missing(struct tnd_channel *channel, char *out, size_t out_bytes);
-/* 'R', 'S', 'T' ... of /proc/PID/stat; 0 where it cannot be seen. */
-char tnd__process_state(int32_t pid);
 
 /* -- the reader's side of attaching (guest.c) -- */
 

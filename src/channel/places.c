@@ -469,19 +469,6 @@ int tnd_channel_expect(struct tnd_channel *channel, uint32_t rank, int32_t pid,
 
 /* -- who is late -- */
 
-char tnd__process_state(int32_t pid)
-{
-	char path[64], text[512], *after;
-
-	if (pid <= 0)
-		return 0;
-	snprintf(path, sizeof(path), "/proc/%" PRId32 "/stat", pid);
-	if (tnd__read_small(path, text, sizeof(text)) < 0 && !text[0])
-		return 0;
-	after = strrchr(text, ')');
-	return after && after[1] == ' ' ? after[2] : 0;
-}
-
 /* How many objects are held for place `i`. Under lock. */
 static uint64_t lag_of(struct tnd_channel *channel, unsigned int i)
 {
@@ -500,7 +487,8 @@ void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes)
 	struct tnd__writer *writer = &channel->writer;
 	uint64_t most = 0, published, first, bytes;
 	unsigned int late = 0;
-	char size[TND_SIZE_TEXT_MAX], state;
+	char size[TND_SIZE_TEXT_MAX];
+	int state;
 
 	pthread_mutex_lock(&channel->lock);
 	for (uint64_t left = writer->live | writer->reserved; left; left &= left - 1) {
@@ -523,7 +511,7 @@ void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes)
 	} else {
 		bytes = writer->head_position -
 			channel->shared.descriptors[tnd__slot(channel, first)].position;
-		state = tnd__process_state(writer->places[late].pid);
+		state = tnd__process_state(writer->places[late].pid, NULL);
 		tnd_size_format(bytes, size);
 		snprintf(out, out_bytes,
 			 "the reader of rank %" PRIu32 " (pid %" PRId32 ") is %" PRIu64

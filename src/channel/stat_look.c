@@ -18,7 +18,6 @@
  * is of our pid namespace, or gone.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,17 +108,9 @@ static const struct tnd__process *find_reader(const struct tnd__look *look, int3
 /* A process of our pid namespace that is not there any more, or a zombie. */
 static bool is_gone(int32_t pid)
 {
-	char path[64], text[1024];
-	const char *end;
-	ssize_t got;
+	int state = tnd__process_state(pid, NULL);
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	got = tnd__read_small(path, text, sizeof(text));
-	if (got == -ENOENT || got == -ESRCH)
-		return true;
-	/* "PID (NAME) STATE ...", and a name may hold anything. */
-	end = got > 0 ? strrchr(text, ')') : NULL;
-	return end && (end[1] == ' ') && (end[2] == 'Z' || end[2] == 'X');
+	return state == -ESRCH || state == 'Z' || state == 'X';
 }
 
 /* Of a reader that the writer takes for alive. */

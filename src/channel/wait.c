@@ -189,11 +189,11 @@ static void say_late(struct tnd_channel *channel, char *out, size_t out_bytes)
 	if (channel->is_writer) {
 		tnd__places_late(channel, out, out_bytes);
 	} else {
-		/* 0 where our /proc does not show the writer. */
-		char state = channel->reader.peer
-				     ? tnd__process_state(tnd__peer_pid(channel->reader.peer))
-				     : 0;
+		/* < 0 where our /proc does not show the writer. */
+		int state = 0;
 
+		if (channel->reader.peer)
+			state = tnd__process_state(tnd__peer_pid(channel->reader.peer), NULL);
 		snprintf(out, out_bytes, "the writer (pid %" PRIu32 ") has not sent%s",
 			 channel->shared.writer_pid,
 			 state == 'T' ? ", its process is stopped" : ", it is alive");

@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_base.c - sizes, names for people, globs, lists, error detail, failpoints
+ * test_base.c - sizes, names for people, globs, lists, error detail, failpoints, states of processes
  *
  * What could break: a size that wraps or is rounded, a hostile name that reaches a terminal raw or is cut inside a character, an error sentence
- * without its place. Each row below is input and exact output.
+ * without its place. Each row below is input and exact output. A process whose name looks like a state, one that cannot be looked at taken for
+ * one that has ended.
  */
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -216,6 +222,48 @@ static void test_failpoints(void **state)
 	assert_int_equal(tnd__failpoint("b"), 0);
 }
 
+static void test_process_state(void **state)
+{
+	uint64_t began = 0, again = 0;
+	siginfo_t info;
+	pid_t child = fork();
+
+	(void)state;
+	assert_true(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_NAME, "a) Z 1 (b) X");
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	assert_int_equal(waitid(P_PID, (id_t)child, &info, WSTOPPED | WNOWAIT), 0);
+	assert_int_equal(tnd__process_state(child, &began), 'T');
+	assert_true(began > 0);
+	assert_int_equal(kill(child, SIGCONT), 0);
+	assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+	assert_int_equal(tnd__process_state(child, &again), 'Z');
+	assert_true(again == began);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	again = 77;
+	assert_int_equal(tnd__process_state(child, &again), -ESRCH);
+	assert_true(again == 77);
+	assert_int_equal(tnd__process_state(getpid(), NULL), 'R');
+	assert_int_equal(tnd__process_state(0, NULL), -ESRCH);
+}
+
+static void test_process_unseen(void **state)
+{
+	struct rlimit limit, none;
+	int rc;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	none = (struct rlimit){0, limit.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	rc = tnd__process_state(getpid(), NULL);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_int_equal(rc, -EMFILE);
+}
+
 static void test_text(void **state)
 {
 	struct tnd__text text = {0};
@@ -233,11 +281,12 @@ static void test_text(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_size_parse),  cmocka_unit_test(test_slab_mb),
-		cmocka_unit_test(test_size_format), cmocka_unit_test(test_printable),
-		cmocka_unit_test(test_glob),        cmocka_unit_test(test_list),
-		cmocka_unit_test(test_error),       cmocka_unit_test(test_error_long),
-		cmocka_unit_test(test_failpoints),  cmocka_unit_test(test_text),
+		cmocka_unit_test(test_size_parse),     cmocka_unit_test(test_slab_mb),
+		cmocka_unit_test(test_size_format),    cmocka_unit_test(test_printable),
+		cmocka_unit_test(test_glob),           cmocka_unit_test(test_list),
+		cmocka_unit_test(test_error),          cmocka_unit_test(test_error_long),
+		cmocka_unit_test(test_failpoints),     cmocka_unit_test(test_process_state),
+		cmocka_unit_test(test_process_unseen), cmocka_unit_test(test_text),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
