@@ -70,6 +70,10 @@ int tnd__fail(struct tnd_error *error, int code, const struct tnd__where *where,
 int tnd__fail_plain(struct tnd_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* The same, about a rank; -1: none. */
+int tnd__fail_rank(struct tnd_error *error, int code, int32_t rank, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
 /* -- log (log.c) -- */
 
 void tnd__log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -169,6 +173,8 @@ void tnd__sentences_free(struct tnd__sentences *list);
 int tnd__failpoint(const char *name);
 /* The same from code: replaces what the environment said; NULL clears. Return: 0, TND_E_INVALID. */
 int tnd__failpoints_set(const char *text);
+/* Passages of `name` since then; one is counted before it sleeps. 0: not in the text. */
+unsigned long tnd__failpoint_seen(const char *name);
 #else
 static inline int tnd__failpoint(const char *name)
 {

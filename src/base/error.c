@@ -98,3 +98,16 @@ int tnd__fail_plain(struct tnd_error *error, int code, const char *format, ...)
 	va_end(args);
 	return code;
 }
+
+int tnd__fail_rank(struct tnd_error *error, int code, int32_t rank, const char *format, ...)
+{
+	va_list args;
+
+	if (!error)
+		return code;
+	va_start(args, format);
+	fill(error, code, NULL, format, args);
+	va_end(args);
+	error->rank = rank;
+	return code;
+}

@@ -101,6 +101,18 @@ int tnd__failpoints_set(const char *text)
 	return rc;
 }
 
+unsigned long tnd__failpoint_seen(const char *name)
+{
+	unsigned long seen = 0;
+
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < point_count; i++)
+		if (strcmp(points[i].name, name) == 0)
+			seen = points[i].seen;
+	pthread_mutex_unlock(&lock);
+	return seen;
+}
+
 int tnd__failpoint(const char *name)
 {
 	long delay_ms = 0;
