@@ -5,54 +5,32 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "board.h"
-#include "memory/memory.h"
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
+#include "memory/headroom.h"
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define BYTES sizeof(struct tnd__board)
-/* Beyond a cgroup's limit the kernel kills, and others take memory meanwhile. */
-#define MARGIN_BYTES TND__MIB(1)
 
-static int memory_there(struct tnd_error *reterr)
+static int fail_call(struct tnd_error *reterr, int code, const char *call)
 {
-	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < BYTES)
-		return tnd__fail_plain(reterr, TND_E_HEADROOM,
-				       "a group takes %zu bytes of shared memory, but the limit on "
-				       "the size of files (ulimit -f) is %llu bytes; raise it",
-				       BYTES, (unsigned long long)limit.rlim_cur);
-	if (tnd_host_memory(&memory) == 0 && memory.available < BYTES + MARGIN_BYTES)
-		return tnd__fail_plain(
-			reterr, TND_E_HEADROOM,
-			"a group takes %zu bytes of shared memory, but %s leaves %llu bytes, of "
-			"which %llu are kept free; raise the limit, or end what takes memory",
-			BYTES, memory.limited_by, (unsigned long long)memory.available,
-			(unsigned long long)MARGIN_BYTES);
-	return 0;
+	return tnd__fail_plain(reterr, code,
+			       "a group takes %zu bytes of shared memory, but the kernel refused "
+			       "(%s: %s); end what takes memory or descriptors, or raise the limit",
+			       BYTES, call, tnd_strerror(code));
 }
 
-static int open_memory(const char *name)
+static int open_memory(const char *name, struct tnd_error *reterr)
 {
 	char shown[TND__BOARD_NAME + 32];
-	int fd;
+	int fd = tnd__failpoint("group.memfd");
 
-	if (tnd__failpoint("group.memfd") < 0)
-		return -ENFILE;
 	snprintf(shown, sizeof(shown), "tundish.group:%s", name);
-	fd = memfd_create(shown, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-		fd = memfd_create(shown, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	return fd < 0 ? -errno : fd;
+	if (fd == 0)
+		fd = tnd__memfd(shown);
+	return fd < 0 ? fail_call(reterr, fd, "memfd_create") : fd;
 }
 
 static struct tnd__board *map(int fd)
@@ -65,15 +43,20 @@ static struct tnd__board *map(int fd)
 }
 
 /* Takes the memory now: a page that is not there at its first touch would be a SIGBUS. */
-static int fill(int fd)
+static int fill(int fd, struct tnd_error *reterr)
 {
+	struct tnd__headroom headroom;
 	int rc = tnd__failpoint("group.fallocate");
 
-	while (rc == 0 && fallocate(fd, 0, 0, BYTES) < 0)
-		if (errno != EINTR)
-			rc = -errno;
-	if (rc == 0 && fcntl(fd, F_ADD_SEALS, SEALS) < 0)
+	if (rc == 0 && ftruncate(fd, BYTES) < 0)
 		rc = -errno;
+	if (rc < 0)
+		return fail_call(reterr, rc, "ftruncate");
+	tnd__headroom_open(&headroom, BYTES, "a group");
+	rc = tnd__headroom_take(&headroom, fd, 0, BYTES, reterr);
+	tnd__headroom_close(&headroom);
+	if (rc == 0 && fcntl(fd, F_ADD_SEALS, SEALS) < 0)
+		rc = fail_call(reterr, -errno, "F_ADD_SEALS");
 	return rc;
 }
 
@@ -81,21 +64,18 @@ int tnd__board_create(uint32_t rank_count, const char *name, struct tnd__board *
 		      int *ret_fd, struct tnd_error *reterr)
 {
 	struct tnd__board *board;
-	int fd, rc = memory_there(reterr);
+	int fd, rc = tnd__headroom_file(BYTES, "a group", reterr);
 
 	if (rc < 0)
 		return rc;
-	fd = open_memory(name);
+	fd = open_memory(name, reterr);
 	if (fd < 0)
-		return tnd__fail_plain(reterr, fd, "shared memory for the group: %s",
-				       tnd_strerror(fd));
-	rc = fill(fd);
+		return fd;
+	rc = fill(fd, reterr);
 	board = rc < 0 ? NULL : map(fd);
 	if (!board) {
 		close(fd);
-		rc = rc < 0 ? rc : -ENOMEM;
-		return tnd__fail_plain(reterr, rc, "%zu bytes of shared memory for the group: %s",
-				       BYTES, tnd_strerror(rc));
+		return rc < 0 ? rc : fail_call(reterr, -ENOMEM, "mmap");
 	}
 	board->magic = TND__BOARD_MAGIC;
 	board->version = TND__BOARD_VERSION;
@@ -122,8 +102,7 @@ int tnd__board_attach(int fd, struct tnd__board **ret_board, struct tnd_error *r
 				       BYTES, (long long)stat.st_size, (unsigned)seals);
 	board = map(fd);
 	if (!board)
-		return tnd__fail_plain(reterr, -ENOMEM, "mapping %zu bytes of the group: %s", BYTES,
-				       tnd_strerror(-ENOMEM));
+		return fail_call(reterr, -ENOMEM, "mmap");
 	if (board->magic != TND__BOARD_MAGIC || board->segment_bytes != BYTES) {
 		tnd__board_unmap(board);
 		return tnd__fail_plain(reterr, TND_E_CORRUPT,
