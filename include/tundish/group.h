@@ -28,19 +28,15 @@
 #define TUNDISH_GROUP_H
 
 #include <tundish/error.h>
+#include <tundish/time.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define TND_NO_DEADLINE INT64_MAX
-
 #define TND_GROUP_RANKS_MAX 64
 #define TND_GROUP_BYTES_MAX 65536 /* most bytes of one broadcast */
 #define TND_GROUP_FDS_MAX 16      /* most descriptors of one hand-over */
-
-/* CLOCK_MONOTONIC now + `ns`, for deadlines; saturates. Async-signal-safe. */
-TND_API int64_t tnd_deadline_in(int64_t ns);
 
 struct tnd_group;
 
@@ -129,7 +125,7 @@ TND_API int tnd_group_share_fds(struct tnd_group *group, uint32_t root, int *fds
 
 /*
  * Ends a wait of this handle, now or the next one, with -ECANCELED; sticky until tnd_group_rearm.
- * Async-signal-safe, MT-safe.
+ * NULL is allowed; in a forked child both do nothing. Async-signal-safe, MT-safe.
  */
 TND_API void tnd_group_cancel(struct tnd_group *group);
 TND_API void tnd_group_rearm(struct tnd_group *group);

@@ -106,6 +106,12 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 {
 	struct tnd__hello hello = {TND__LAYOUT_VERSION, rank};
 	struct tnd__packet *packets = calloc(2, sizeof(*packets));
+	const struct tnd__connect to = {.address = address,
+					.what = "channel",
+					.hello = packets,
+					.deadline_ns = deadline_ns,
+					.ops = &guest_ops,
+					.owner = channel};
 	int rc;
 
 	if (!packets)
@@ -114,8 +120,7 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 	packets[0].bytes = sizeof(hello);
 	memcpy(packets[0].data, &hello, sizeof(hello));
 	channel->reader.rank = rank;
-	rc = tnd__peer_connect(address, "channel", &packets[0], deadline_ns, &guest_ops, channel,
-			       &channel->reader.peer, &packets[1], reterr);
+	rc = tnd__peer_connect(&to, &channel->reader.peer, &packets[1], reterr);
 	if (rc == 0)
 		rc = take_welcome(channel, &packets[1], reterr);
 	free(packets);

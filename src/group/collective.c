@@ -1,6 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* collective.c - the collectives of a group, each one meeting of all ranks */
+/*
+ * collective.c - the collectives of a group, each one meeting of all ranks
+ *
+ *   caller's arguments --> enter: takes the handle, or goes on with the call that is open
+ *                          run:   posts (kind, root, bytes, value), waits for the end (meet.c)
+ *                          result out of values[], or of the board's data
+ *                          leave: gives the handle back
+ *
+ * Bytes of a broadcast go through the board's two buffers, used in turns: root writes its one before
+ * its post, the others read it after the end, and it is not written again before all have posted
+ * the collective after that, which they do only when they have read it.
+ *
+ * The first one, ready, waits before its post until this process will see every other rank die: so
+ * none of the later ones can wait for a rank whose death nobody tells.
+ */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "group_internal.h"
@@ -97,9 +112,8 @@ int tnd_group_broadcast(struct tnd_group *group, uint32_t root, void *data, uint
 	if (bytes > TND_GROUP_BYTES_MAX || (bytes && !data))
 		return tnd__fail_plain(reterr, TND_E_INVALID,
 				       "group '%s': expected 0 to %d bytes, and where they are, "
-				       "found %llu bytes at %p",
-				       group->name, TND_GROUP_BYTES_MAX, (unsigned long long)bytes,
-				       data);
+				       "found %" PRIu64 " bytes at %p",
+				       group->name, TND_GROUP_BYTES_MAX, bytes, data);
 	rc = tnd__meet_enter(group, &broadcast, reterr);
 	if (rc < 0)
 		return rc;

@@ -24,11 +24,10 @@
 #define TRY_MOST_NS INT64_C(16000000)
 
 struct attempt {
-	const char *address, *what;
+	const struct tnd__connect *to;
 	struct sockaddr_un name;
 	socklen_t name_bytes;
-	int64_t deadline_ns;
-	const struct tnd__packet *hello;
+	int64_t deadline_ns; /* never negative */
 	struct tnd__packet *reply;
 	struct tnd_error *error;
 	int fd;
@@ -44,7 +43,7 @@ static bool is_absent(int rc)
 static int fail_errno(struct attempt *attempt, int rc)
 {
 	return tnd__fail_plain(attempt->error, rc, "cannot connect to the %s at %s: %s",
-			       attempt->what, attempt->address, tnd_strerror(rc));
+			       attempt->to->what, attempt->to->address, tnd_strerror(rc));
 }
 
 /* -- one try -- */
@@ -65,7 +64,7 @@ static int connect_socket(struct attempt *attempt)
 		return tnd__fail_plain(
 			attempt->error, TND_E_ADDRESS,
 			"what listens at %s is not a %s of tundish; check the address",
-			attempt->address, attempt->what);
+			attempt->to->address, attempt->to->what);
 	return is_absent(rc) ? rc : fail_errno(attempt, rc);
 }
 
@@ -84,7 +83,7 @@ static int check_listener(struct attempt *attempt)
 			attempt->error, TND_E_DENIED,
 			"who listens at %s runs as user %ld, this process as user %ld; "
 			"run both as one",
-			attempt->address, (long)attempt->who.uid, (long)geteuid());
+			attempt->to->address, (long)attempt->who.uid, (long)geteuid());
 	return 0;
 }
 
@@ -121,10 +120,7 @@ static int refused(struct attempt *attempt)
 	memcpy(&refusal, reply->data, sizeof(refusal));
 	refusal.message[sizeof(refusal.message) - 1] = '\0';
 	rc = refusal.code < 0 ? refusal.code : -EPROTO;
-	tnd__fail_plain(attempt->error, rc, "%s", refusal.message);
-	if (attempt->error)
-		attempt->error->rank = refusal.rank;
-	return rc;
+	return tnd__fail_rank(attempt->error, rc, refusal.rank, "%s", refusal.message);
 }
 
 static int read_answer(struct attempt *attempt)
@@ -144,7 +140,7 @@ static int read_answer(struct attempt *attempt)
 			attempt->error, TND_E_VERSION,
 			"the %s at %s speaks version %u of the service protocol, this process "
 			"version %u; use the same release of tundish on both sides",
-			attempt->what, attempt->address, wire.version, TND__WIRE_VERSION);
+			attempt->to->what, attempt->to->address, wire.version, TND__WIRE_VERSION);
 	if (wire.step == TND__STEP_REPLY)
 		return 0;
 	rc = wire.step == TND__STEP_REFUSED ? refused(attempt) : fail_errno(attempt, -EPROTO);
@@ -155,7 +151,7 @@ static int read_answer(struct attempt *attempt)
 static int handshake(struct attempt *attempt)
 {
 	int64_t now_ns = tnd__now_ns(), until_ns = attempt->deadline_ns;
-	int rc = tnd__wire_send(attempt->fd, TND__STEP_HELLO, attempt->hello);
+	int rc = tnd__wire_send(attempt->fd, TND__STEP_HELLO, attempt->to->hello);
 
 	if (rc == -EPIPE)
 		return -ECONNREFUSED;
@@ -170,7 +166,7 @@ static int handshake(struct attempt *attempt)
 		tnd__fail_plain(attempt->error, rc,
 				"the %s at %s did not answer in time: its process lives, but is "
 				"stopped or held up",
-				attempt->what, attempt->address);
+				attempt->to->what, attempt->to->address);
 	return rc;
 }
 
@@ -208,7 +204,7 @@ static int give_up(struct attempt *attempt, int rc)
 		rc = -ECONNREFUSED;
 	return tnd__fail_plain(attempt->error, waited ? -ETIMEDOUT : rc,
 			       "the %s at %s %s%s; start it first, or check the address",
-			       attempt->what, attempt->address, state,
+			       attempt->to->what, attempt->to->address, state,
 			       waited ? ", and the deadline has passed" : "");
 }
 
@@ -233,9 +229,10 @@ static int try_until(struct attempt *attempt)
 }
 
 static int become_peer(struct attempt *attempt, struct tnd__service *service,
-		       const struct tnd__peer_ops *ops, void *owner, struct tnd__peer **ret_peer)
+		       struct tnd__peer **ret_peer)
 {
-	struct tnd__peer *peer = tnd__peer_new(attempt->fd, &attempt->who, ops, owner);
+	struct tnd__peer *peer =
+		tnd__peer_new(attempt->fd, &attempt->who, attempt->to->ops, attempt->to->owner);
 	int rc;
 
 	if (!peer) {
@@ -253,20 +250,16 @@ static int become_peer(struct attempt *attempt, struct tnd__service *service,
 	return 0;
 }
 
-int tnd__peer_connect(const char *address, const char *what, const struct tnd__packet *hello,
-		      int64_t deadline_ns, const struct tnd__peer_ops *ops, void *owner,
-		      struct tnd__peer **ret_peer, struct tnd__packet *reply,
-		      struct tnd_error *reterr)
+int tnd__peer_connect(const struct tnd__connect *to, struct tnd__peer **ret_peer,
+		      struct tnd__packet *ret_reply, struct tnd_error *reterr)
 {
 	struct tnd__packet unwanted;
-	struct attempt attempt = {.address = address,
-				  .what = what,
-				  .deadline_ns = TND__MAX(deadline_ns, 0),
-				  .hello = hello,
-				  .reply = reply ? reply : &unwanted,
+	struct attempt attempt = {.to = to,
+				  .deadline_ns = TND__MAX(to->deadline_ns, 0),
+				  .reply = ret_reply ? ret_reply : &unwanted,
 				  .error = reterr};
 	struct tnd__service *service;
-	int rc = tnd__address_parse(address, &attempt.name, &attempt.name_bytes, reterr);
+	int rc = tnd__address_parse(to->address, &attempt.name, &attempt.name_bytes, reterr);
 
 	if (rc < 0)
 		return rc;
@@ -276,8 +269,8 @@ int tnd__peer_connect(const char *address, const char *what, const struct tnd__p
 				       tnd_strerror(rc));
 	rc = try_until(&attempt);
 	if (rc == 0) {
-		rc = become_peer(&attempt, service, ops, owner, ret_peer);
-		if (rc < 0 || !reply)
+		rc = become_peer(&attempt, service, ret_peer);
+		if (rc < 0 || !ret_reply)
 			tnd__packet_close_fds(attempt.reply);
 	}
 	tnd__service_put(service);

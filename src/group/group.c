@@ -138,8 +138,20 @@ static int service_ref(struct tnd_error *reterr)
 	int rc = tnd__service_ref();
 
 	if (rc < 0)
-		tnd__fail_plain(reterr, rc, "starting the service thread: %s", tnd_strerror(rc));
+		tnd__fail_plain(reterr, rc,
+				"a group needs a service thread, which cannot be started (%s); end "
+				"what uses up threads, descriptors or memory, or raise the limits "
+				"(ulimit -u, -n)",
+				tnd_strerror(rc));
 	return rc;
+}
+
+static int no_handle(struct tnd_error *reterr)
+{
+	return tnd__fail_plain(reterr, -ENOMEM,
+			       "a group's handle takes %zu bytes of memory, found none; end what "
+			       "takes memory, or raise the limit (ulimit -v)",
+			       sizeof(struct tnd_group));
 }
 
 static void set_present(struct tnd_group *group)
@@ -189,8 +201,7 @@ int tnd_group_create(const struct tnd_group_opts *opts, struct tnd_group **ret_g
 	group = make(0, opts->rank_count);
 	if (!group) {
 		tnd__service_unref();
-		return tnd__fail_plain(reterr, -ENOMEM, "a group's handle: %s",
-				       tnd_strerror(-ENOMEM));
+		return no_handle(reterr);
 	}
 	tnd__printable(opts->name ? opts->name : "", opts->name ? strlen(opts->name) : 0,
 		       group->name, sizeof(group->name));
@@ -262,11 +273,16 @@ static int join(struct tnd_group *group, int64_t deadline_ns, struct tnd_error *
 		.rank = group->rank,
 	};
 	struct tnd__packet hello, reply = {0};
+	const struct tnd__connect to = {.address = group->address,
+					.what = "group",
+					.hello = &hello,
+					.deadline_ns = deadline_ns,
+					.ops = &tnd__group_ops,
+					.owner = group};
 	int rc;
 
 	tnd__packet_make(&hello, TND__GROUP_HELLO, &data, sizeof(data));
-	rc = tnd__peer_connect(group->address, "group", &hello, deadline_ns, &tnd__group_ops, group,
-			       &group->peers[0], &reply, reterr);
+	rc = tnd__peer_connect(&to, &group->peers[0], &reply, reterr);
 	/* Nobody listens: with deadline 0, too, that is what the header calls it. */
 	if (rc == -ECONNREFUSED && reterr)
 		reterr->code = -ETIMEDOUT;
@@ -300,8 +316,7 @@ int tnd_group_attach(const char *address, uint32_t rank, int64_t deadline_ns,
 	group = make(rank, 1);
 	if (!group) {
 		tnd__service_unref();
-		return tnd__fail_plain(reterr, -ENOMEM, "a group's handle: %s",
-				       tnd_strerror(-ENOMEM));
+		return no_handle(reterr);
 	}
 	snprintf(group->address, sizeof(group->address), "%s", address);
 	rc = join(group, deadline_ns, reterr);
@@ -367,6 +382,9 @@ void tnd_group_cancel(struct tnd_group *group)
 {
 	int saved = errno;
 
+	/* The board is the parent's: a child would wake its ranks. */
+	if (!group || tnd__group_forked(group))
+		return;
 	/* Pairs with H3. */
 	atomic_store_explicit(&group->cancelled, 1, memory_order_seq_cst);
 	tnd__group_wake(group);
@@ -375,5 +393,6 @@ void tnd_group_cancel(struct tnd_group *group)
 
 void tnd_group_rearm(struct tnd_group *group)
 {
-	atomic_store_explicit(&group->cancelled, 0, memory_order_seq_cst);
+	if (group && !tnd__group_forked(group))
+		atomic_store_explicit(&group->cancelled, 0, memory_order_seq_cst);
 }

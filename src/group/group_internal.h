@@ -139,10 +139,6 @@ struct tnd__fds_data {
 	uint32_t count;
 };
 
-void tnd__packet_make(struct tnd__packet *packet, uint32_t kind, const void *data, size_t bytes);
-/* Whether it has `bytes` bytes, which are copied to `data`. */
-bool tnd__packet_read(const struct tnd__packet *packet, void *data, size_t bytes);
-
 /* The callback of a watch: the process of rank `tag` has ended. */
 void tnd__group_on_end(void *owner, uint64_t tag);
 /* G5 and G7: everybody looks again. */

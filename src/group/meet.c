@@ -26,6 +26,7 @@
  * other stopped rank; a deadline, or a death, makes them look themselves.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "group_internal.h"
@@ -53,13 +54,6 @@ const char *tnd__ranks_text(uint64_t ranks, char *out, size_t out_bytes)
 	return out;
 }
 
-static int blame(struct tnd_error *reterr, uint32_t rank, int code)
-{
-	if (reterr)
-		reterr->rank = (int32_t)rank;
-	return code;
-}
-
 /* -- what ends a call for good -- */
 
 static int say_broken(struct tnd_group *group, struct tnd_error *reterr)
@@ -67,21 +61,19 @@ static int say_broken(struct tnd_group *group, struct tnd_error *reterr)
 	uint32_t rank = group->broken_rank;
 
 	if (group->broken == TND_E_PEER_DEAD)
-		tnd__fail_plain(reterr, group->broken,
-				"group '%s': the process of rank %u died; end the other ranks, or "
-				"make a new group",
-				group->name, rank);
-	else if (group->broken == TND_E_CLOSED)
-		tnd__fail_plain(reterr, group->broken,
-				"group '%s': rank %u has closed its handle; collectives need all "
-				"%u ranks",
-				group->name, rank, group->rank_count);
-	else
-		tnd__fail_plain(reterr, group->broken,
-				"group '%s': the shared memory holds what rank %u cannot have "
-				"written; a process of the group is faulty",
-				group->name, rank);
-	return blame(reterr, rank, group->broken);
+		return tnd__fail_rank(reterr, group->broken, (int32_t)rank,
+				      "group '%s': the process of rank %u died; end the other "
+				      "ranks, or make a new group",
+				      group->name, rank);
+	if (group->broken == TND_E_CLOSED)
+		return tnd__fail_rank(reterr, group->broken, (int32_t)rank,
+				      "group '%s': rank %u has closed its handle; collectives need "
+				      "all %u ranks",
+				      group->name, rank, group->rank_count);
+	return tnd__fail_rank(reterr, group->broken, (int32_t)rank,
+			      "group '%s': the shared memory holds what rank %u cannot have "
+			      "written; a process of the group is faulty",
+			      group->name, rank);
 }
 
 int tnd__meet_break(struct tnd_group *group, int code, uint32_t rank, struct tnd_error *reterr)
@@ -300,16 +292,23 @@ int tnd__meet_wait(struct tnd_group *group,
 
 static int say_late(struct tnd_group *group, const struct tnd__meet *meet, struct tnd_error *reterr)
 {
+	const char *name = meet_names[meet->kind];
 	uint64_t late;
 	char ranks[400];
+	int rc = missing(group, &late);
 
-	if (missing(group, &late) < 0 || !late)
-		late = 0;
+	if (rc < 0)
+		return tnd__meet_break(group, rc, lowest(late), reterr);
+	if (!late)
+		return tnd__fail_plain(reterr, -ETIMEDOUT,
+				       "group '%s': %s, collective %" PRIu64 ": the last of %u "
+				       "ranks came as the deadline passed; calling again gives the "
+				       "result",
+				       group->name, name, group->number, group->rank_count);
 	return tnd__fail_plain(reterr, -ETIMEDOUT,
-			       "group '%s': %s, collective %llu: of %u ranks, %s did not come "
-			       "before the deadline; calling again goes on waiting",
-			       group->name, meet_names[meet->kind],
-			       (unsigned long long)group->number, group->rank_count,
+			       "group '%s': %s, collective %" PRIu64 ": of %u ranks, %s did not "
+			       "come before the deadline; calling again goes on waiting",
+			       group->name, name, group->number, group->rank_count,
 			       tnd__ranks_text(late, ranks, sizeof(ranks)));
 }
 
@@ -318,11 +317,11 @@ static void what_text(uint64_t what, uint64_t bytes, char *out, size_t out_bytes
 	uint32_t kind = (uint32_t)(what >> 32), root = (uint32_t)what;
 
 	if (kind == TND__MEET_BROADCAST)
-		snprintf(out, out_bytes, "broadcast of %llu bytes from rank %u",
-			 (unsigned long long)bytes, root);
+		snprintf(out, out_bytes, "broadcast of %" PRIu64 " bytes from rank %u", bytes,
+			 root);
 	else if (kind == TND__MEET_FDS || kind == TND__MEET_FDS_END)
-		snprintf(out, out_bytes, "share_fds of %llu descriptors from rank %u",
-			 (unsigned long long)bytes, root);
+		snprintf(out, out_bytes, "share_fds of %" PRIu64 " descriptors from rank %u", bytes,
+			 root);
 	else
 		snprintf(out, out_bytes, "%s", kind < TND__MEET_KINDS ? meet_names[kind] : "?");
 }
@@ -351,13 +350,11 @@ static int gather(struct tnd_group *group, struct tnd_error *reterr)
 			continue;
 		what_text(first_what, first_bytes, ours, sizeof(ours));
 		what_text(what, bytes, theirs, sizeof(theirs));
-		return blame(reterr, rank,
-			     tnd__fail_plain(reterr, TND_E_ORDER,
-					     "group '%s', collective %llu: rank 0 called %s, rank "
-					     "%u called %s; all ranks have to call the same ones "
-					     "in the same order",
-					     group->name, (unsigned long long)group->number, ours,
-					     rank, theirs));
+		return tnd__fail_rank(reterr, TND_E_ORDER, (int32_t)rank,
+				      "group '%s', collective %" PRIu64 ": rank 0 called %s, rank "
+				      "%u called %s; all ranks have to call the same ones in the "
+				      "same order",
+				      group->name, group->number, ours, rank, theirs);
 	}
 	return 0;
 }
@@ -410,9 +407,9 @@ int tnd__meet_first_code(struct tnd_group *group, struct tnd_error *reterr)
 			continue;
 		if (value != (int32_t)value)
 			return tnd__meet_break(group, TND_E_CORRUPT, rank, reterr);
-		return blame(reterr, rank,
-			     tnd__fail_plain(reterr, (int)value, "group '%s': rank %u cannot: %s",
-					     group->name, rank, tnd_strerror((int)value)));
+		return tnd__fail_rank(reterr, (int)value, (int32_t)rank,
+				      "group '%s': rank %u cannot: %s", group->name, rank,
+				      tnd_strerror((int)value));
 	}
 	return 0;
 }

@@ -23,23 +23,6 @@
 
 #include "group_internal.h"
 
-void tnd__packet_make(struct tnd__packet *packet, uint32_t kind, const void *data, size_t bytes)
-{
-	packet->kind = kind;
-	packet->bytes = (uint32_t)bytes;
-	packet->fd_count = 0;
-	if (bytes)
-		memcpy(packet->data, data, bytes);
-}
-
-bool tnd__packet_read(const struct tnd__packet *packet, void *data, size_t bytes)
-{
-	if (packet->bytes != bytes)
-		return false;
-	memcpy(data, packet->data, bytes);
-	return true;
-}
-
 /* -- gone -- */
 
 /* lock. Rank 0: what it knows of the ranks that are gone, to one of them. */
@@ -120,12 +103,10 @@ static int admit(struct tnd_group *group, const struct tnd__hello_data *hello,
 	if (dead || left) {
 		int code = dead ? TND_E_PEER_DEAD : TND_E_CLOSED;
 
-		tnd__fail_plain(error, code, "group '%s': %s %s already; make a new group",
-				group->name,
-				tnd__ranks_text(dead ? dead : left, ranks, sizeof(ranks)),
-				dead ? "died" : "left");
-		error->rank = __builtin_ctzll(dead ? dead : left);
-		return code;
+		return tnd__fail_rank(error, code, __builtin_ctzll(dead ? dead : left),
+				      "group '%s': %s %s already; make a new group", group->name,
+				      tnd__ranks_text(dead ? dead : left, ranks, sizeof(ranks)),
+				      dead ? "died" : "left");
 	}
 	if (group->peers[hello->rank])
 		return tnd__fail_plain(error, TND_E_PLACE,

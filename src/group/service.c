@@ -47,11 +47,6 @@ static bool is_here(const struct tnd__service *service)
 	return own == service && own_forkmark == tnd__forkmark();
 }
 
-bool tnd__service_here(void)
-{
-	return own && own_forkmark == tnd__forkmark();
-}
-
 static void gate_enter(uint64_t mark)
 {
 	for (;;) {

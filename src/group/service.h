@@ -38,6 +38,10 @@ struct tnd__packet {
 	unsigned char data[TND__PACKET_BYTES_MAX];
 };
 
+/* Without descriptors. `data`: nullable where `bytes` is 0; copied. */
+void tnd__packet_make(struct tnd__packet *packet, uint32_t kind, const void *data, size_t bytes);
+/* Whether it has `bytes` bytes, which are copied to `data`. */
+bool tnd__packet_read(const struct tnd__packet *packet, void *data, size_t bytes);
 /* Closes what its receiver has not taken. */
 void tnd__packet_close_fds(struct tnd__packet *packet);
 
@@ -70,8 +74,6 @@ struct tnd__peer_ops {
  */
 int tnd__service_ref(void);
 void tnd__service_unref(void);
-/* Whether the caller is the service thread of this process. */
-bool tnd__service_here(void);
 
 /* -- addresses (address.c) -- */
 
@@ -91,18 +93,26 @@ void tnd__listener_close(struct tnd__listener *listener);
 
 /* -- peers (peer.c) -- */
 
+/* To whom, with what, and whose the peer will be. */
+struct tnd__connect {
+	const char *address;
+	const char *what; /* "channel", "group": for sentences */
+	const struct tnd__packet *hello;
+	int64_t deadline_ns;
+	const struct tnd__peer_ops *ops; /* has to stay; `owner` is given to its callbacks */
+	void *owner;
+};
+
 /*
- * Connects, checks who listens, says `hello`, waits for the reply. Until `deadline_ns` it tries
+ * Connects, checks who listens, says the hello, waits for the reply. Until the deadline it tries
  * again while nobody listens (0: once). Callbacks may come before this returns.
  * With a listener there, its answer is waited for until the deadline, or 5 s where that is 0.
- * `what`: "channel", "group": for sentences. `reply`: nullable.
+ * `to`: borrowed for the call. `ret_reply`: nullable; written on failures, too.
  * Return: 0; what on_hello gave (with its sentence); -ETIMEDOUT, -ECONNREFUSED (nobody listens);
  * TND_E_DENIED; TND_E_ADDRESS; TND_E_VERSION; -errno.
  */
-int tnd__peer_connect(const char *address, const char *what, const struct tnd__packet *hello,
-		      int64_t deadline_ns, const struct tnd__peer_ops *ops, void *owner,
-		      struct tnd__peer **ret_peer, struct tnd__packet *reply,
-		      struct tnd_error *reterr);
+int tnd__peer_connect(const struct tnd__connect *to, struct tnd__peer **ret_peer,
+		      struct tnd__packet *ret_reply, struct tnd_error *reterr);
 
 /*
  * Sends; what the socket does not take at once is kept and sent by the service. MT-safe, never

@@ -1,5 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wire.c - one packet on a socket: a header, bytes, descriptors */
+/*
+ * wire.c - one packet on a socket: a header, bytes, descriptors
+ *
+ *   SEQPACKET message:  struct tnd__wire | data, wire.bytes        SCM_RIGHTS: fds, wire.fd_count
+ *
+ * A message is sent and received whole or not at all; nothing here blocks. What comes is checked:
+ * magic, the version, and that the header's counts are those of the message. A message of another
+ * version has no contents for us, only its header. Every descriptor that came is in the packet, for
+ * its receiver to close, or closed here. Where the kernel had to drop some, because this process
+ * may open no more, the others are in the packet, and -EMFILE says so.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -67,6 +77,23 @@ void tnd__wire_refuse(int fd, int code, const struct tnd_error *error)
 	memcpy(packet.data, &refusal, sizeof(refusal));
 	/* Whoever does not get it finds the connection ended. */
 	(void)tnd__wire_send(fd, TND__STEP_REFUSED, &packet);
+}
+
+void tnd__packet_make(struct tnd__packet *packet, uint32_t kind, const void *data, size_t bytes)
+{
+	packet->kind = kind;
+	packet->bytes = (uint32_t)bytes;
+	packet->fd_count = 0;
+	if (bytes)
+		memcpy(packet->data, data, bytes);
+}
+
+bool tnd__packet_read(const struct tnd__packet *packet, void *data, size_t bytes)
+{
+	if (packet->bytes != bytes)
+		return false;
+	memcpy(data, packet->data, bytes);
+	return true;
 }
 
 void tnd__packet_close_fds(struct tnd__packet *packet)

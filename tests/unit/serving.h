@@ -168,9 +168,14 @@ static inline int try_connect(const char *address, struct end *end, int64_t dead
 			      struct tnd_error *reterr)
 {
 	static const struct tnd__packet hello = {.kind = 20, .bytes = 5, .data = "hello"};
+	const struct tnd__connect to = {.address = address,
+					.what = "channel",
+					.hello = &hello,
+					.deadline_ns = deadline_ns,
+					.ops = &end_ops,
+					.owner = end};
 	struct tnd__peer *peer;
-	int rc = tnd__peer_connect(address, "channel", &hello, deadline_ns, &end_ops, end, &peer,
-				   NULL, reterr);
+	int rc = tnd__peer_connect(&to, &peer, NULL, reterr);
 
 	if (rc == 0)
 		end->peer = peer;

@@ -308,6 +308,8 @@ static void test_cancel(void **state)
 	tnd_group_rearm(signalled);
 	run_world(&world, barrier, NULL);
 	expect_results(&world, 0);
+	tnd_group_cancel(NULL);
+	tnd_group_rearm(NULL);
 	/* Now the next one. */
 	tnd_group_cancel(signalled);
 	assert_int_equal(tnd_group_barrier(signalled, LONG, &error), -ECANCELED);
@@ -336,7 +338,13 @@ static void test_busy_and_forked(void **state)
 	pid = fork();
 	if (pid == 0) {
 		int rc = tnd_group_barrier(world.groups[0], LONG, &error);
+		uint32_t word = atomic_load(&world.groups[0]->board->word);
 
+		/* Neither is a wake of the parent's ranks. */
+		tnd_group_cancel(world.groups[0]);
+		tnd_group_rearm(world.groups[0]);
+		if (atomic_load(&world.groups[0]->board->word) != word)
+			rc = 0;
 		tnd_group_close(world.groups[0]);
 		tnd_group_close(world.groups[1]);
 		_exit(rc == TND_E_FORKED ? 0 : 1);
@@ -526,6 +534,7 @@ static void test_first_end_holds(void **state)
 	struct world world;
 	struct tnd__board *board;
 	struct tnd_error error;
+	int64_t until_ns = LONG;
 	pthread_t thread;
 	void *rc;
 
@@ -533,12 +542,12 @@ static void test_first_end_holds(void **state)
 	open_ready(&world, 2);
 	board = world.groups[1]->board;
 	assert_int_equal(tnd_group_barrier(world.groups[1], 0, NULL), -ETIMEDOUT);
-	tnd__failpoints_set("group.G4=delay:300@1x1");
+	tnd__failpoints_set("group.G4=delay:1000@1x1");
 	assert_int_equal(pthread_create(&thread, NULL, barrier_thread, world.groups[0]), 0);
-	while (atomic_load(&board->rows[0].posts[0].number) != 2)
+	/* It has read the end by then, and is about to replace what it read. */
+	while (!tnd__failpoint_seen("group.G4") && tnd__now_ns() < until_ns)
 		sched_yield();
-	/* Mostly into the delay; before it, the test shows less, but does not fail. */
-	usleep(100000);
+	assert_int_equal(tnd__failpoint_seen("group.G4"), 1);
 	atomic_store(&board->ends[0], tnd__end_make(2, 1, TND__END_DEAD));
 	pthread_join(thread, &rc);
 	tnd__failpoints_set(NULL);
