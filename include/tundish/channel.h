@@ -228,11 +228,11 @@ struct tnd_object {
 
 /*
  * The next object, in place. Several may be open, and be released in any order; space comes free
- * up to the oldest that is open. An object by slab holds its slab, not the ring.
+ * up to the oldest that is open. An object by slab holds its slab, not the ring. While max_objects
+ * are borrowed nothing can come: it waits until another thread releases one.
  * Blocking: may sleep. Return: 0; -ETIMEDOUT; TND_E_CLOSED (the writer closed, all is read);
  * TND_E_PEER_DEAD (the writer died, all is read); TND_E_EVICTED; TND_E_CORRUPT; -ECANCELED; -EBUSY;
- * TND_E_FORKED; TND_E_INVALID (not a reader); -EDEADLK (max_objects are borrowed: the next cannot
- * come before one is released).
+ * TND_E_FORKED; TND_E_INVALID (not a reader).
  */
 TND_API int tnd_channel_borrow(struct tnd_channel *channel, int64_t deadline_ns,
 			       struct tnd_object *ret_object, struct tnd_error *reterr);

@@ -51,14 +51,13 @@ static void tell(struct tnd__window *window)
 	window->told = true;
 }
 
-/* Until the window has room, and, after `full` at `base`, something was released. */
-static bool wait_for_room(struct tnd__window *window, bool full, uint64_t base)
+/* Until the window has room. Return: whether to go on. */
+static bool wait_for_room(struct tnd__window *window)
 {
 	bool stop;
 
 	pthread_mutex_lock(&window->lock);
-	while (!window->stop && (window->top - window->base == window->capacity ||
-				 (full && window->base == base && window->top != base)))
+	while (!window->stop && window->top - window->base == window->capacity)
 		pthread_cond_wait(&window->space, &window->lock);
 	stop = window->stop;
 	pthread_mutex_unlock(&window->lock);
@@ -69,20 +68,13 @@ static void *borrow_objects(void *arg)
 {
 	struct tnd__window *window = arg;
 	struct tnd_error why = {0};
-	bool full = false;
-	uint64_t base = 0;
 	int rc = 0;
 
-	while (wait_for_room(window, full, base)) {
+	while (wait_for_room(window)) {
 		struct tnd_object object;
 
-		pthread_mutex_lock(&window->lock);
-		base = window->base;
-		pthread_mutex_unlock(&window->lock);
+		/* Where all that the ring has is borrowed, it waits for our releases. */
 		rc = tnd_channel_borrow(window->channel, TND_NO_DEADLINE, &object, &why);
-		full = rc == -EDEADLK;
-		if (full)
-			continue;
 		pthread_mutex_lock(&window->lock);
 		if (rc == 0) {
 			window->held[window->top & (window->capacity - 1)].object = object;

@@ -152,7 +152,7 @@ struct tnd__reader {
 	_Atomic uint32_t borrows; /* open ones */
 	/* The receiving thread's own; under lock while there are borrows. */
 	uint64_t next;           /* number of the next object */
-	uint64_t cursor;         /* as in shared memory */
+	_Atomic uint64_t cursor; /* as in shared memory */
 	uint64_t known;          /* last value of published */
 	unsigned char *borrowed; /* TND__BORROW_*; slot_count; made at the first borrow */
 };

@@ -81,7 +81,8 @@ void tnd__guest_begin(struct tnd_channel *channel)
 
 	reader->next = atomic_load_explicit(&channel->shared.header->seats[reader->place].admitted,
 					    memory_order_relaxed);
-	reader->cursor = reader->known = reader->next;
+	reader->known = reader->next;
+	atomic_store_explicit(&reader->cursor, reader->next, memory_order_relaxed);
 }
 
 /*

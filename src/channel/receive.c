@@ -85,11 +85,6 @@ static int look_for_object(struct tnd__wait *wait, struct tnd_error *reterr)
 		return say_evicted(channel, reterr);
 	if (dead)
 		return say_over(channel, TND_E_PEER_DEAD, reterr);
-	if (reader->next - reader->cursor >= channel->shared.max_objects)
-		return tnd__fail_plain(reterr, -EDEADLK,
-				       "channel '%s': this reader borrows all %" PRIu64
-				       " objects: release one, nothing can come before that",
-				       channel->shared.name, channel->shared.max_objects);
 	return 0;
 }
 
@@ -153,7 +148,8 @@ static void give_back(struct tnd_channel *channel, uint64_t cursor)
 {
 	struct tnd__reader *reader = &channel->reader;
 
-	reader->cursor = cursor;
+	/* relaxed: for our own threads, who look under `lock` or only say it. */
+	atomic_store_explicit(&reader->cursor, cursor, memory_order_relaxed);
 	(void)tnd__failpoint("channel.R3");
 	/*
 	 * R3: the reads of R2 are done; pairs with W1. seq_cst, so that R4 comes after it; pairs
@@ -168,13 +164,14 @@ static void give_back(struct tnd_channel *channel, uint64_t cursor)
 static void finish(struct tnd_channel *channel, uint64_t number)
 {
 	struct tnd__reader *reader = &channel->reader;
-	uint64_t cursor = reader->cursor;
+	uint64_t first = atomic_load_explicit(&reader->cursor, memory_order_relaxed),
+		 cursor = first;
 
 	reader->borrowed[tnd__slot(channel, number)] = TND__BORROW_DONE;
 	while (cursor != reader->next &&
 	       reader->borrowed[tnd__slot(channel, cursor)] == TND__BORROW_DONE)
 		reader->borrowed[tnd__slot(channel, cursor++)] = TND__BORROW_NONE;
-	if (cursor != reader->cursor)
+	if (cursor != first)
 		give_back(channel, cursor);
 }
 
@@ -268,7 +265,9 @@ int tnd_channel_release(struct tnd_channel *channel, const struct tnd_object *ob
 		rc = tnd__slabs_release(channel, object);
 	} else if (atomic_load_explicit(&reader->borrows, memory_order_acquire)) {
 		pthread_mutex_lock(&channel->lock);
-		if (object->ticket - reader->cursor < reader->next - reader->cursor &&
+		uint64_t cursor = atomic_load_explicit(&reader->cursor, memory_order_relaxed);
+
+		if (object->ticket - cursor < reader->next - cursor &&
 		    reader->borrowed[tnd__slot(channel, object->ticket)] == TND__BORROW_OPEN) {
 			finish(channel, object->ticket);
 			/* Who finds none left sees all of the above. */

@@ -183,21 +183,31 @@ static void retract(struct tnd_channel *channel)
 	}
 }
 
-/* Who is late, by role. */
-static void say_late(struct tnd_channel *channel, char *out, size_t out_bytes)
+static void say_late_writer(struct tnd_channel *channel, char *out, size_t out_bytes)
 {
-	if (channel->is_writer) {
-		tnd__places_late(channel, out, out_bytes);
-	} else {
-		/* < 0 where our /proc does not show the writer. */
-		int state = 0;
+	struct tnd__reader *reader = &channel->reader;
+	uint64_t cursor = atomic_load_explicit(&reader->cursor, memory_order_relaxed);
+	/* < 0 where our /proc does not show the writer. */
+	int state = reader->peer ? tnd__process_state(tnd__peer_pid(reader->peer), NULL) : 0;
 
-		if (channel->reader.peer)
-			state = tnd__process_state(tnd__peer_pid(channel->reader.peer), NULL);
+	if (reader->next - cursor >= channel->shared.max_objects)
+		snprintf(out, out_bytes,
+			 "this reader borrows all %" PRIu64
+			 " objects that there can be: release one",
+			 channel->shared.max_objects);
+	else
 		snprintf(out, out_bytes, "the writer (pid %" PRIu32 ") has not sent%s",
 			 channel->shared.writer_pid,
 			 state == 'T' ? ", its process is stopped" : ", it is alive");
-	}
+}
+
+/* Who is late, by role. */
+static void say_late(struct tnd_channel *channel, char *out, size_t out_bytes)
+{
+	if (channel->is_writer)
+		tnd__places_late(channel, out, out_bytes);
+	else
+		say_late_writer(channel, out, out_bytes);
 }
 
 static void warn(const struct tnd__wait *wait, int64_t waited_ns)
