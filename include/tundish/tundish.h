@@ -17,5 +17,6 @@
 #include <tundish/size.h>
 #include <tundish/slab.h>
 #include <tundish/stat.h>
+#include <tundish/time.h>
 
 #endif

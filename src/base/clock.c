@@ -2,7 +2,7 @@
 /* clock.c - monotonic time in nanoseconds */
 #include <time.h>
 
-#include <tundish/group.h>
+#include <tundish/time.h>
 
 #include "base.h"
 
