@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,12 @@ struct point {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct point points[POINT_MAX];
 static size_t point_count;
-static _Atomic bool loaded, empty; /* `empty`: loaded, and nothing is in it */
+/*
+ * Loaded, and nothing is in it: then a passage takes no lock. Relaxed: nothing is read on the
+ * strength of it, and who changes the table meanwhile cannot say which passage comes first.
+ */
+static _Atomic bool empty;
+static bool loaded; /* under lock, as the table */
 
 static int error_number(const char *name)
 {
@@ -70,23 +76,22 @@ static int parse_one(char *text, struct point *point)
 	return point->error > 0 || point->delay_ms > 0 || point->signal ? 0 : TND_E_INVALID;
 }
 
+/* Under lock. */
 static int load(const char *text)
 {
 	char *copy, *rest, *one;
 	int rc = 0;
 
+	loaded = true;
 	point_count = 0;
-	empty = !text;
-	if (!text)
-		return 0;
-	copy = rest = strdup(text);
-	if (!copy)
-		return -ENOMEM;
+	copy = rest = text ? strdup(text) : NULL;
+	if (text && !copy)
+		rc = -ENOMEM;
 	while (rc == 0 && (one = strsep(&rest, ",")))
 		if (*one && point_count < POINT_MAX)
 			rc = parse_one(one, &points[point_count++]);
 	free(copy);
-	empty = point_count == 0;
+	atomic_store_explicit(&empty, point_count == 0, memory_order_relaxed);
 	return rc;
 }
 
@@ -95,7 +100,6 @@ int tnd__failpoints_set(const char *text)
 	int rc;
 
 	pthread_mutex_lock(&lock);
-	loaded = true;
 	rc = load(text);
 	pthread_mutex_unlock(&lock);
 	return rc;
@@ -118,13 +122,11 @@ int tnd__failpoint(const char *name)
 	long delay_ms = 0;
 	int error = 0, signal = 0;
 
-	if (loaded && empty)
+	if (atomic_load_explicit(&empty, memory_order_relaxed))
 		return 0;
 	pthread_mutex_lock(&lock);
-	if (!loaded) {
-		loaded = true;
+	if (!loaded)
 		load(getenv("TUNDISH_FAILPOINTS"));
-	}
 	for (size_t i = 0; i < point_count; i++) {
 		struct point *point = &points[i];
 
