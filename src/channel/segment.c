@@ -22,6 +22,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -69,15 +70,15 @@ static int check_opts(const struct tnd__segment_opts *opts, struct tnd_error *re
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
 		if (rows[i].value < rows[i].least || rows[i].value > rows[i].most)
 			return tnd__fail_plain(reterr, TND_E_INVALID,
-					       "expected %s of %llu to %llu, found %llu; give one "
-					       "within these",
-					       rows[i].name, (unsigned long long)rows[i].least,
-					       (unsigned long long)rows[i].most,
-					       (unsigned long long)rows[i].value);
+					       "expected %s of %" PRIu64 " to %" PRIu64
+					       ", found %" PRIu64 "; give one within these",
+					       rows[i].name, rows[i].least, rows[i].most,
+					       rows[i].value);
 	if (opts->max_bytes % TND__ALIGN)
 		return tnd__fail_plain(reterr, TND_E_INVALID,
-				       "expected max_bytes in steps of %d, found %llu; round it up",
-				       TND__ALIGN, (unsigned long long)opts->max_bytes);
+				       "expected max_bytes in steps of %d, found %" PRIu64
+				       "; round it up",
+				       TND__ALIGN, opts->max_bytes);
 	return 0;
 }
 
@@ -94,10 +95,11 @@ uint64_t tnd__segments_bytes(const struct tnd__segment_opts *opts)
 static int fail_call(struct tnd_error *reterr, int code, const struct plan *plan, const char *call)
 {
 	return tnd__fail_plain(reterr, code,
-			       "expected %s of %llu bytes from the kernel (%s), found %s: %s; free "
-			       "some, or make the channel smaller",
-			       plan->what, (unsigned long long)plan->data_bytes, call,
-			       tnd_error_name(code), tnd_strerror(code));
+			       "expected %s of %" PRIu64
+			       " bytes from the kernel (%s), found %s: %s; free some, or make the "
+			       "channel smaller",
+			       plan->what, plan->data_bytes, call, tnd_error_name(code),
+			       tnd_strerror(code));
 }
 
 static int make_memfd(const char *kind, const char *name)
