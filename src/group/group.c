@@ -65,10 +65,8 @@ static void part(struct tnd_group *group)
 		pthread_mutex_unlock(&group->lock);
 		tnd__peer_close(peer, true);
 	}
-	for (uint32_t rank = 0; rank < TND_GROUP_RANKS_MAX; rank++) {
+	for (uint32_t rank = 0; rank < TND_GROUP_RANKS_MAX; rank++)
 		tnd__watch_close(group->watches[rank]);
-		tnd__lifewatch_close(group->lives[rank]);
-	}
 }
 
 static void part_forked(struct tnd_group *group)
@@ -77,7 +75,6 @@ static void part_forked(struct tnd_group *group)
 	tnd__listener_close(group->listener);
 	for (uint32_t rank = 0; rank < TND_GROUP_RANKS_MAX; rank++) {
 		tnd__watch_close(group->watches[rank]);
-		tnd__lifewatch_close(group->lives[rank]);
 		tnd__peer_close(group->peers[rank], false);
 	}
 }

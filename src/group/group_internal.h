@@ -8,7 +8,6 @@
  *   meet.c         posting, ending and waiting: every collective goes through here
  *   collective.c   the collectives
  *   handover.c     descriptors from one rank to all
- *   lifewatch.c    the processes of ranks that we are not connected with
  *
  * `lock` guards what the service thread and the caller both use. Nothing waits under it, and no
  * peer, watch or listener is closed under it.
@@ -68,8 +67,8 @@ struct tnd_group {
 	struct tnd__listener *listener; /* rank 0 */
 	/* rank 0: of each rank; else only peers[0] */
 	struct tnd__peer *peers[TND_GROUP_RANKS_MAX];
-	struct tnd__watch *watches[TND_GROUP_RANKS_MAX];   /* rank 0: who has not come yet */
-	struct tnd__lifewatch *lives[TND_GROUP_RANKS_MAX]; /* but 0: of all others but rank 0 */
+	/* rank 0: who has not come yet; else of all others but rank 0 */
+	struct tnd__watch *watches[TND_GROUP_RANKS_MAX];
 	uint64_t here; /* rank 0: bits of ranks that can be sent packets */
 	struct tnd__inbox inbox;
 
@@ -178,18 +177,6 @@ int tnd__meet_cancelled(struct tnd_group *group, struct tnd_error *reterr);
 
 /* The first rank that gave something else than 0, as agree gives it. Return: its code; 0. */
 int tnd__meet_first_code(struct tnd_group *group, struct tnd_error *reterr);
-
-/* -- lifewatch.c -- */
-
-/*
- * tnd__group_on_end() will be called once the process of `rank` has ended. `pid_fd`: taken over on
- * success; -1: by the rank's life lock. Return: 0, -errno.
- */
-struct tnd__lifewatch;
-int tnd__lifewatch_open(struct tnd_group *group, uint32_t rank, int pid_fd,
-			struct tnd__lifewatch **ret_watch);
-/* NULL is allowed. */
-void tnd__lifewatch_close(struct tnd__lifewatch *watch);
 
 /* -- handover.c -- */
 

@@ -212,14 +212,22 @@ unlock:
 
 /* -- the other ranks -- */
 
+/* lock. `pid_fd`: taken over; -1: by its life lock. */
+static int watch_rank(struct tnd_group *group, uint32_t rank, int pid_fd)
+{
+	const struct tnd__life life = {pid_fd, group->board_fd, TND__LIFE_RANK(rank)};
+
+	return tnd__watch_open_life(&life, tnd__group_on_end, group, rank, &group->watches[rank]);
+}
+
 /* What no pidfd came for is watched by its lock. */
 static int watch_locks(struct tnd_group *group)
 {
 	int rc = 0;
 
 	for (uint32_t rank = 1; rank < group->rank_count && rc == 0; rank++)
-		if (rank != group->rank && !group->lives[rank])
-			rc = tnd__lifewatch_open(group, rank, -1, &group->lives[rank]);
+		if (rank != group->rank && !group->watches[rank])
+			rc = watch_rank(group, rank, -1);
 	return rc;
 }
 
@@ -234,13 +242,12 @@ static void on_pidfds(struct tnd_group *group, struct tnd__packet *packet)
 	data.ranks &= tnd__ranks_all(group) & ~tnd__rank_bit(group->rank);
 	pthread_mutex_lock(&group->lock);
 	for (uint32_t rank = 1; rank < group->rank_count && used < packet->fd_count; rank++) {
-		if (!(data.ranks & tnd__rank_bit(rank)) || group->lives[rank])
+		if (!(data.ranks & tnd__rank_bit(rank)) || group->watches[rank])
 			continue;
-		if (rc == 0 && tnd__failpoint("group.watch") == 0)
-			rc = tnd__lifewatch_open(group, rank, packet->fds[used],
-						 &group->lives[rank]);
-		if (group->lives[rank])
+		if (rc == 0 && tnd__failpoint("group.watch") == 0) {
+			rc = watch_rank(group, rank, packet->fds[used]);
 			packet->fds[used] = -1;
+		}
 		used++;
 	}
 	if (rc == 0 && data.last)

@@ -383,19 +383,14 @@ static void read_packets(struct tnd__peer *peer, unsigned int most)
 /* lock. A look at the life lock. Whether it was let go of. */
 static bool lock_ended(struct tnd__peer *peer)
 {
-	struct flock lock = {.l_type = F_WRLCK,
-			     .l_whence = SEEK_SET,
-			     .l_start = (off_t)peer->lock_offset,
-			     .l_len = 1};
+	int held;
 
 	if (peer->lock_fd < 0)
 		return false;
 	tnd__served_set_due(&peer->served, tnd__now_ns() + LOCK_NS);
-	if (fcntl(peer->lock_fd, F_GETLK, &lock) < 0)
-		return false;
-	if (lock.l_type != F_UNLCK)
-		peer->lock_seen = true;
-	return peer->lock_seen && lock.l_type == F_UNLCK;
+	held = tnd__life_held(peer->lock_fd, peer->lock_offset, false);
+	peer->lock_seen |= held > 0;
+	return peer->lock_seen && held == 0;
 }
 
 static void linger(struct tnd__peer *peer, bool ended)
@@ -621,14 +616,6 @@ void tnd__peer_set_tag(struct tnd__peer *peer, uint64_t tag)
 uint64_t tnd__peer_tag(const struct tnd__peer *peer)
 {
 	return atomic_load_explicit(&peer->tag, memory_order_relaxed);
-}
-
-int tnd__life_lock(int fd, uint64_t offset)
-{
-	struct flock lock = {
-		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)offset, .l_len = 1};
-
-	return fcntl(fd, F_SETLK, &lock) < 0 ? -errno : 0;
 }
 
 void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset)

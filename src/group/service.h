@@ -136,7 +136,7 @@ uint64_t tnd__peer_tag(const struct tnd__peer *peer);
 void tnd__peer_watch_lock(struct tnd__peer *peer, int fd, uint64_t offset);
 /* The peer had taken the lock before this call: it is dead if the first look does not find it. */
 void tnd__peer_lock_held(struct tnd__peer *peer);
-/* Takes that lock for this process. It ends when the process closes any descriptor of the file. */
+/* Takes that lock for this process (life.c). Closing any descriptor of the file ends it. */
 int tnd__life_lock(int fd, uint64_t offset);
 
 /*
@@ -146,12 +146,22 @@ int tnd__life_lock(int fd, uint64_t offset);
  */
 void tnd__peer_close(struct tnd__peer *peer, bool goodbye);
 
-/* -- processes that have not connected yet (watch.c) -- */
+/* -- processes that we are not connected with (watch.c) -- */
 
-/* Calls `on_end` on the service thread once the process has ended. */
+/* Calls `on_end` on the service thread once the process has ended. Return: 0; -ESRCH; -errno. */
 struct tnd__watch;
 int tnd__watch_open(int32_t pid, void (*on_end)(void *owner, uint64_t tag), void *owner,
 		    uint64_t tag, struct tnd__watch **ret_watch);
+
+/* By what others gave us of a process whose pid we may not see. */
+struct tnd__life {
+	int pid_fd;  /* taken over, also on failure; -1: by its life lock, which was taken before */
+	int lock_fd; /* borrowed until close */
+	uint64_t lock_offset;
+};
+int tnd__watch_open_life(const struct tnd__life *life, void (*on_end)(void *owner, uint64_t tag),
+			 void *owner, uint64_t tag, struct tnd__watch **ret_watch);
+/* NULL is allowed. */
 void tnd__watch_close(struct tnd__watch *watch);
 
 #endif

@@ -145,6 +145,14 @@ int tnd__pidfd_open(int32_t pid);
 /* Whether the process of a pidfd has ended. */
 bool tnd__pidfd_ended(int pid_fd);
 
+/* -- life locks (life.c) -- */
+
+/*
+ * Whether the byte is locked. `also_own`: or else a lock of our own process does not count.
+ * Return: 1, 0, -errno.
+ */
+int tnd__life_held(int fd, uint64_t offset, bool also_own);
+
 /* -- addresses (address.c) -- */
 
 /* Return: 0; TND_E_ADDRESS. */

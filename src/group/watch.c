@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * watch.c - a process that has not connected yet
+ * watch.c - the end of a process that we have no connection with
  *
- * By a pidfd; where the kernel refuses that, by looks at /proc/PID/stat every 50 ms: a zombie has
- * ended, and another start time is another process with the same number.
+ *   pidfd               epoll tells; of tnd__pidfd_open(), or handed to us by who has one
+ *   no pidfd, a pid     a look at /proc/PID/stat every 50 ms: a zombie has ended, and another start
+ *                       time is another process with the same number; kill(pid, 0) where /proc does
+ *                       not show it
+ *   no pidfd, no pid    a look at its life lock every 50 ms; by F_OFD_GETLK, which shows the locks
+ *                       of our own process, too, where a rank is a thread of it
+ *
+ * on_end comes at most once; not after the close has returned.
  */
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -19,9 +23,11 @@
 
 struct tnd__watch {
 	struct tnd__served served;
-	int32_t pid;
-	int pid_fd;               /* or -1 */
-	unsigned long long began; /* start time, without a pidfd; 0: /proc does not show it */
+	int pid_fd;     /* owned, or -1, and then: */
+	int32_t pid;    /* or 0, and then its life lock */
+	uint64_t began; /* start time; 0: /proc does not show it */
+	int lock_fd;    /* borrowed */
+	uint64_t lock_offset;
 	void (*on_end)(void *owner, uint64_t tag);
 	void *owner;
 	uint64_t tag;
@@ -33,27 +39,18 @@ static struct tnd__watch *of(struct tnd__served *served)
 }
 
 /* Return: start time; 0: ended, or not shown. */
-static unsigned long long start_time(int32_t pid)
+static uint64_t start_time(int32_t pid)
 {
-	char path[32], text[1024], state;
-	unsigned long long began;
-	const char *rest;
+	uint64_t began;
+	int state = tnd__process_state(pid, &began);
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (tnd__read_small(path, text, sizeof(text)) <= 0)
-		return 0;
-	/* The command's name may hold spaces and parentheses: behind the last one come the rest. */
-	rest = strrchr(text, ')');
-	if (!rest || sscanf(rest,
-			    ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-			    "%*s %*s %llu",
-			    &state, &began) != 2)
-		return 0;
-	return state == 'Z' || state == 'X' ? 0 : began;
+	return state < 0 || state == 'Z' || state == 'X' ? 0 : began;
 }
 
 static bool has_ended(const struct tnd__watch *watch)
 {
+	if (!watch->pid)
+		return tnd__life_held(watch->lock_fd, watch->lock_offset, true) == 0;
 	if (watch->began)
 		return start_time(watch->pid) != watch->began;
 	return kill(watch->pid, 0) < 0 && errno == ESRCH;
@@ -83,6 +80,7 @@ static void watch_due(struct tnd__served *served, int64_t now_ns)
 {
 	struct tnd__watch *watch = of(served);
 
+	/* No lock for the look: the close waits for us, so that the descriptor stays open. */
 	if (has_ended(watch)) {
 		ended(watch);
 		return;
@@ -103,25 +101,30 @@ static void watch_free(struct tnd__served *served)
 
 static const struct tnd__served_ops served_ops = {watch_ready, watch_due, watch_free};
 
-/* Return: 0, -ESRCH, -errno. */
-static int find_process(struct tnd__watch *watch)
+static struct tnd__watch *make(void (*on_end)(void *owner, uint64_t tag), void *owner, uint64_t tag)
 {
-	int rc = tnd__pidfd_open(watch->pid);
+	struct tnd__watch *watch =
+		tnd__failpoint("group.alloc") < 0 ? NULL : calloc(1, sizeof(*watch));
 
-	if (rc >= 0)
-		watch->pid_fd = rc;
-	if (rc >= 0 || rc == -ESRCH || rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
-		return TND__MIN(rc, 0);
-	if (kill(watch->pid, 0) < 0 && errno == ESRCH)
-		return -ESRCH;
-	watch->began = start_time(watch->pid);
-	return 0;
+	if (!watch)
+		return NULL;
+	watch->pid_fd = -1;
+	watch->on_end = on_end;
+	watch->owner = owner;
+	watch->tag = tag;
+	return watch;
 }
 
-static int start(struct tnd__watch *watch, struct tnd__service *service)
+/* Return: 0; -errno, and then the watch is freed. */
+static int start(struct tnd__watch *watch, struct tnd__watch **ret_watch)
 {
-	int rc = 0;
+	struct tnd__service *service;
+	int rc = tnd__service_hold(&service);
 
+	if (rc < 0) {
+		watch_free(&watch->served);
+		return rc;
+	}
 	tnd__served_add(&watch->served, service, &served_ops);
 	if (watch->pid_fd >= 0) {
 		rc = tnd__served_watch(&watch->served, watch->pid_fd, 0, EPOLLIN);
@@ -132,35 +135,57 @@ static int start(struct tnd__watch *watch, struct tnd__service *service)
 	}
 	if (rc < 0)
 		tnd__watch_close(watch);
+	else
+		*ret_watch = watch;
 	return rc;
+}
+
+/* Return: 0, -ESRCH, -errno. */
+static int find_process(struct tnd__watch *watch, int32_t pid)
+{
+	int rc = tnd__pidfd_open(pid);
+
+	watch->pid = pid;
+	if (rc >= 0)
+		watch->pid_fd = rc;
+	if (rc >= 0 || rc == -ESRCH || rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+		return TND__MIN(rc, 0);
+	if (kill(pid, 0) < 0 && errno == ESRCH)
+		return -ESRCH;
+	watch->began = start_time(pid);
+	return 0;
 }
 
 int tnd__watch_open(int32_t pid, void (*on_end)(void *owner, uint64_t tag), void *owner,
 		    uint64_t tag, struct tnd__watch **ret_watch)
 {
-	struct tnd__watch *watch =
-		tnd__failpoint("group.alloc") < 0 ? NULL : calloc(1, sizeof(*watch));
-	struct tnd__service *service;
+	struct tnd__watch *watch = make(on_end, owner, tag);
 	int rc;
 
 	if (!watch)
 		return -ENOMEM;
-	watch->pid = pid;
-	watch->pid_fd = -1;
-	watch->on_end = on_end;
-	watch->owner = owner;
-	watch->tag = tag;
-	rc = pid > 0 ? find_process(watch) : -ESRCH;
-	if (rc == 0)
-		rc = tnd__service_hold(&service);
+	rc = pid > 0 ? find_process(watch, pid) : -ESRCH;
 	if (rc < 0) {
 		watch_free(&watch->served);
 		return rc;
 	}
-	rc = start(watch, service);
-	if (rc == 0)
-		*ret_watch = watch;
-	return rc;
+	return start(watch, ret_watch);
+}
+
+int tnd__watch_open_life(const struct tnd__life *life, void (*on_end)(void *owner, uint64_t tag),
+			 void *owner, uint64_t tag, struct tnd__watch **ret_watch)
+{
+	struct tnd__watch *watch = make(on_end, owner, tag);
+
+	if (!watch) {
+		if (life->pid_fd >= 0)
+			close(life->pid_fd);
+		return -ENOMEM;
+	}
+	watch->pid_fd = life->pid_fd;
+	watch->lock_fd = life->lock_fd;
+	watch->lock_offset = life->lock_offset;
+	return start(watch, ret_watch);
 }
 
 void tnd__watch_close(struct tnd__watch *watch)
