@@ -91,7 +91,7 @@ const char *tnd__listener_address(const struct tnd__listener *listener);
 /* Removes the socket file. In a forked child: frees only. */
 void tnd__listener_close(struct tnd__listener *listener);
 
-/* -- peers (peer.c) -- */
+/* -- peers (connect.c, peer.c, peer_send.c) -- */
 
 /* To whom, with what, and whose the peer will be. */
 struct tnd__connect {

@@ -3,9 +3,13 @@
  * service_internal.h - between the files of the service
  *
  *   service.c    the thread: events and due times of what it serves, and who waits for callbacks
- *   listener.c   serves an address            peer.c      serves a connected process
- *   watch.c      serves a process             connect.c   the connecting side of the handshake
- *   wire.c       one packet on a socket          who.c     whose process is at the other end
+ *   listener.c   serves an address
+ *   peer*.c      serve a connected process (peer_internal.h)
+ *   watch.c      serves a process that we are not connected with
+ *   connect.c    the connecting side of the handshake
+ *   wire.c       one packet on a socket
+ *   who.c        whose process is at the other end
+ *   life.c       life locks
  *   address.c    texts to socket addresses
  *
  * Locks: the gate of service.c, then `lock` of a service; callbacks run under neither.
@@ -161,7 +165,7 @@ int tnd__address_parse(const char *address, struct sockaddr_un *ret_name, sockle
 /* A new "unix:@tundish-PID-RANDOM". Return: 0; -errno. */
 int tnd__address_fresh(char address[TND__ADDRESS_BYTES], struct tnd_error *reterr);
 
-/* -- peers (peer.c) -- */
+/* -- peers (peer.c, peer_newcomer.c) -- */
 
 /* Takes both over. Return: NULL if memory ran out (nothing is taken then). */
 struct tnd__peer *tnd__peer_new(int fd, const struct tnd__who *who, const struct tnd__peer_ops *ops,
