@@ -7,13 +7,15 @@
  * Each view is held for DELAY_US. One JSON line a round, taken after close: kept and peak charged bytes, most resident memory seen during
  * the load, and what the process has now: resident bytes, mappings, descriptors, threads.
  */
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
 #include <tundish/tundish.h>
+
+#include "support/fds.h"
 
 /* RssAnon + RssShmem of this process, and its threads. */
 static uint64_t resident(unsigned *ret_threads)
@@ -31,31 +33,6 @@ static uint64_t resident(unsigned *ret_threads)
 	if (file)
 		fclose(file);
 	return total;
-}
-
-static unsigned count_entries(const char *folder)
-{
-	DIR *dir = opendir(folder);
-	unsigned count = 0;
-
-	while (dir && readdir(dir))
-		count++;
-	if (dir)
-		closedir(dir);
-	return count;
-}
-
-static unsigned count_lines(const char *path)
-{
-	FILE *file = fopen(path, "re");
-	unsigned count = 0;
-	int c;
-
-	while (file && (c = getc(file)) != EOF)
-		count += c == '\n';
-	if (file)
-		fclose(file);
-	return count;
 }
 
 static int consume(struct tnd_load *load, long delay_us, uint64_t *ret_peak,
@@ -113,8 +90,8 @@ static int one_round(const char *path, uint64_t budget, long delay_us, uint32_t 
 	printf("{\"kept_bytes\": %" PRIu64 ", \"peak_charged_bytes\": %" PRIu64
 	       ", \"peak_rss_bytes\": %" PRIu64 ", \"rss_bytes\": %" PRIu64
 	       ", \"maps\": %u, \"fds\": %u, \"threads\": %u}\n",
-	       stats.kept_bytes, stats.peak_charged_bytes, peak, rss,
-	       count_lines("/proc/self/maps"), count_entries("/proc/self/fd"), threads);
+	       stats.kept_bytes, stats.peak_charged_bytes, peak, rss, map_count(""), fd_count(),
+	       threads);
 	return 0;
 }
 

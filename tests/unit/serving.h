@@ -6,7 +6,6 @@
 #ifndef SERVING_H
 #define SERVING_H
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -27,6 +26,7 @@
 #include <tundish/group.h>
 
 #include "group/service.h"
+#include "support/fds.h"
 
 #define PATIENCE_NS INT64_C(20000000000)
 #define DEATH_NS INT64_C(200000000) /* a death has to be seen within */
@@ -265,29 +265,6 @@ static inline int end_child(struct child *child)
 	close(child->ready);
 	assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-/* Of this process. Without the one that reads the folder. */
-static inline unsigned int entries_of(const char *folder)
-{
-	DIR *dir = opendir(folder);
-	unsigned int count = 0;
-
-	assert_non_null(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
-static inline unsigned int fd_count(void)
-{
-	return entries_of("/proc/self/fd");
-}
-
-static inline unsigned int thread_count(void)
-{
-	return entries_of("/proc/self/task");
 }
 
 /* Before threads are counted: a sanitizer starts one of its own beside the first. */

@@ -4,7 +4,6 @@
  * somebody reads it, or never; a wait that nobody ends; memory, budget, mappings or descriptors left behind. Shown by patterns in
  * the objects, by the pool's and the budget's figures, by /proc/self, and by readers and writers that are killed while they hold something.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,6 +20,7 @@
 #include <cmocka.h>
 
 #include "channel/bigobject.h"
+#include "support/fds.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1) << 20)
@@ -28,31 +28,6 @@
 #define RING (16 * KIB)
 
 /* -- figures -- */
-
-static int count_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	assert_non_null(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
-static int count_maps(const char *word)
-{
-	FILE *file = fopen("/proc/self/maps", "re");
-	char line[1024];
-	int count = 0;
-
-	assert_non_null(file);
-	while (fgets(line, sizeof(line), file))
-		count += strstr(line, word) != NULL;
-	fclose(file);
-	return count;
-}
 
 static uint64_t charged(struct tnd_budget *budget)
 {
@@ -76,7 +51,7 @@ struct scene {
 	struct tnd_budget *budget;
 	struct tnd_slab_pool *pool;
 	struct tnd_channel *writer;
-	int fds;
+	unsigned int fds;
 };
 
 static void open_scene(struct scene *scene, uint64_t budget_bytes, uint32_t on_dead)
@@ -93,7 +68,7 @@ static void open_scene(struct scene *scene, uint64_t budget_bytes, uint32_t on_d
 					.max_object_bytes = 128 * MIB};
 	struct tnd_error error = {0};
 
-	scene->fds = count_fds();
+	scene->fds = fd_count();
 	assert_int_equal(tnd_budget_create(budget_bytes, &scene->budget), 0);
 	pool.budget = scene->budget;
 	assert_int_equal(tnd_slab_pool_create(&pool, &scene->pool), 0);
@@ -119,8 +94,8 @@ static void close_scene(struct scene *scene)
 	assert_int_equal(charged(scene->budget), 0);
 	tnd_slab_pool_close(scene->pool);
 	tnd_budget_close(scene->budget);
-	assert_int_equal(count_fds(), scene->fds);
-	assert_int_equal(count_maps("memfd:tundish"), 0);
+	assert_int_equal(fd_count(), scene->fds);
+	assert_int_equal(map_count("memfd:tundish"), 0);
 }
 
 /* -- objects -- */
@@ -450,9 +425,9 @@ static void test_retire(void **state)
 	assert_true(charged(scene.budget) <= 16 * MIB);
 	/* The one that is held, and the large one: each mapped here by the writer and the reader. */
 	deadline = tnd_deadline_in(20 * SECOND);
-	while (count_maps("memfd:tundish.slab") != 4 && tnd_deadline_in(0) < deadline)
+	while (map_count("memfd:tundish.slab") != 4 && tnd_deadline_in(0) < deadline)
 		usleep(1000);
-	assert_int_equal(count_maps("memfd:tundish.slab"), 4);
+	assert_int_equal(map_count("memfd:tundish.slab"), 4);
 	assert_int_equal(tnd_channel_release(reader, &held), 0);
 	tnd_channel_close(reader);
 	close_scene(&scene);
@@ -590,7 +565,8 @@ static void with_killed_reader(uint32_t on_dead)
 	struct tnd_channel *reader;
 	const char *address;
 	struct scene scene;
-	int to, from, fds = count_fds();
+	unsigned int fds = fd_count();
+	int to, from;
 	char byte;
 	pid_t pid = start_child(keep_one, &to, &from);
 
@@ -663,7 +639,7 @@ static void test_killed_writer(void **state)
 	tnd_channel_close(reader);
 	close(to);
 	close(from);
-	assert_int_equal(count_maps("memfd:tundish"), 0);
+	assert_int_equal(map_count("memfd:tundish"), 0);
 }
 
 int main(void)

@@ -28,6 +28,7 @@
 #include <cmocka.h>
 
 #include "checkpoint/parts.h"
+#include "support/fds.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -36,19 +37,7 @@
 #endif
 
 static char folder[64];
-static int descriptors_before;
-
-static int count_descriptors(void)
-{
-	DIR *open_ones = opendir("/proc/self/fd");
-	int count = 0;
-
-	assert_non_null(open_ones);
-	while (readdir(open_ones))
-		count++;
-	closedir(open_ones);
-	return count;
-}
+static unsigned int descriptors_before;
 
 static int setup(void **state)
 {
@@ -56,7 +45,7 @@ static int setup(void **state)
 	strcpy(folder, "/tmp/tnd_checkpoint.XXXXXX");
 	if (!mkdtemp(folder))
 		return -1;
-	descriptors_before = count_descriptors();
+	descriptors_before = fd_count();
 	return 0;
 }
 
@@ -80,7 +69,7 @@ static void remove_all(const char *path)
 
 static int teardown(void **state)
 {
-	int now = count_descriptors();
+	unsigned int now = fd_count();
 
 	(void)state;
 #ifdef TND_FAILPOINTS
@@ -88,7 +77,7 @@ static int teardown(void **state)
 #endif
 	remove_all(folder);
 	if (now != descriptors_before)
-		print_error("descriptors: %d before, %d after\n", descriptors_before, now);
+		print_error("descriptors: %u before, %u after\n", descriptors_before, now);
 	return now == descriptors_before ? 0 : -1;
 }
 

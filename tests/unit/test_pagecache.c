@@ -7,7 +7,6 @@
  * "ok" for what was refused. Recorded /proc and /sys/fs/cgroup trees are written to a scratch
  * folder; refusals are injected.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -23,6 +22,7 @@
 #include <tundish/doctor.h>
 
 #include "storage/engine.h"
+#include "support/fds.h"
 
 static char scratch[] = "/tmp/tnd-test-pagecache.XXXXXX";
 
@@ -185,17 +185,6 @@ static int finding(const struct findings *findings, const char *name)
 	return -1;
 }
 
-static int descriptors(void)
-{
-	DIR *listing = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (readdir(listing))
-		count++;
-	closedir(listing);
-	return count;
-}
-
 static void test_doctor(void **state)
 {
 	static const char *const names[] = {
@@ -205,7 +194,8 @@ static void test_doctor(void **state)
 		"nowait",        "dontcache", "file_system", "cachestat_file"};
 	struct findings findings = {0};
 	struct tnd_error error = {0};
-	int before = descriptors(), fd;
+	unsigned int before = fd_count();
+	int fd;
 	char path[64];
 
 	(void)state;
@@ -227,7 +217,7 @@ static void test_doctor(void **state)
 	memset(&findings, 0, sizeof(findings));
 	assert_int_equal(tnd_doctor("/dev/null", on_check, &findings, &error), -EINVAL);
 	assert_int_equal(tnd_doctor("/no/such/path", on_check, &findings, &error), -ENOENT);
-	assert_int_equal(descriptors(), before);
+	assert_int_equal(fd_count(), before);
 }
 
 static void test_doctor_sees_refusals(void **state)

@@ -5,7 +5,6 @@
  * Shown by attaching to memfds made here byte by byte: each field by turns gets extreme values, and what comes out is either
  * refused with the right code, or can be touched from end to end.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,6 +17,7 @@
 #include <cmocka.h>
 
 #include "channel/segment.h"
+#include "support/fds.h"
 
 #define SLOTS 128 /* fill a page */
 #define MAX_BYTES UINT64_C(8192)
@@ -93,29 +93,11 @@ static void touch_all(const struct tnd__segments *segments)
 	atomic_fetch_add(&segments->control->leases[TND__PLACES_MAX - 1][TND__SLABS_MAX - 1], 1);
 }
 
-static int count_in(const char *path, const char *word)
-{
-	DIR *dir = opendir(path);
-	FILE *file = dir ? NULL : fopen(path, "re");
-	char line[1024];
-	int count = 0;
-
-	while (dir && readdir(dir))
-		count++;
-	while (file && fgets(line, sizeof(line), file))
-		count += strstr(line, word) != NULL;
-	if (dir)
-		closedir(dir);
-	if (file)
-		fclose(file);
-	return count;
-}
-
 /* Attaches to two descriptors; what is accepted is touched. Both are gone afterwards. */
 static int attach(int data_fd, int control_fd, struct tnd_error *error)
 {
 	struct tnd__segments segments;
-	int fds = count_in("/proc/self/fd", NULL);
+	unsigned int fds = fd_count();
 	int gone = (fcntl(data_fd, F_GETFD) >= 0) + (fcntl(control_fd, F_GETFD) >= 0);
 	int rc;
 
@@ -129,8 +111,8 @@ static int attach(int data_fd, int control_fd, struct tnd_error *error)
 		assert_non_null(strstr(error->message, "expected "));
 		assert_non_null(strstr(error->message, "found "));
 	}
-	assert_int_equal(count_in("/proc/self/fd", NULL), fds - gone);
-	assert_int_equal(count_in("/proc/self/maps", "memfd:"), 0);
+	assert_int_equal(fd_count(), fds - gone);
+	assert_int_equal(map_count("memfd:"), 0);
 	return rc;
 }
 

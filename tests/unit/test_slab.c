@@ -4,11 +4,11 @@
  * starve another user of the budget; a lease, a name, a mapping or a descriptor is left behind; an escape is reported twice or with names that nobody holds. Shown by the pool's and the budget's
  * figures, by /proc/self/maps and /proc/self/fd, and by patterns in the memory.
  */
-#include <dirent.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "slabs.h"
+#include "support/fds.h"
 
 /* -- sizes, reuse, counts -- */
 
@@ -513,31 +513,6 @@ static void test_holders(void **state)
 
 /* -- nothing left behind -- */
 
-static size_t lines_of(const char *path)
-{
-	FILE *file = fopen(path, "re");
-	size_t lines = 0;
-	int c;
-
-	assert_non_null(file);
-	while ((c = getc(file)) != EOF)
-		lines += c == '\n';
-	fclose(file);
-	return lines;
-}
-
-static size_t descriptors(void)
-{
-	DIR *directory = opendir("/proc/self/fd");
-	size_t count = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		count++;
-	closedir(directory);
-	return count;
-}
-
 static void one_round(uint32_t flags)
 {
 	struct tnd_budget *budget = budget_of(8 * MIB);
@@ -555,17 +530,17 @@ static void one_round(uint32_t flags)
 
 static void test_flat(void **state)
 {
-	size_t maps, fds;
+	unsigned int maps, fds;
 
 	(void)state;
 	one_round(0);
-	maps = lines_of("/proc/self/maps");
-	fds = descriptors();
+	maps = map_count("");
+	fds = fd_count();
 	for (int i = 0; i < 1000; i++)
 		one_round(i % 2 ? TND_SLAB_POOL_F_SHARED : 0);
-	assert_int_equal(descriptors(), fds);
+	assert_int_equal(fd_count(), fds);
 	/* The allocator may have taken an arena or two; 1,000 leaked mappings would not be missed. */
-	assert_true(lines_of("/proc/self/maps") <= maps + 8);
+	assert_true(map_count("") <= maps + 8);
 }
 
 /* -- faults -- */
@@ -615,7 +590,7 @@ static void test_faults(void **state)
 		{"mem.map=ENOMEM@%dx1", TND_SLAB_POOL_F_SHARED, 1, -ENOMEM},
 		{"mem.memfd=EMFILE@%dx1", TND_SLAB_POOL_F_SHARED, 1, -EMFILE},
 	};
-	size_t fds = descriptors();
+	unsigned int fds = fd_count();
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
@@ -633,7 +608,7 @@ static void test_faults(void **state)
 			tnd_budget_close(budget);
 		}
 	}
-	assert_int_equal(descriptors(), fds);
+	assert_int_equal(fd_count(), fds);
 }
 
 /*

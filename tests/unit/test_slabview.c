@@ -4,7 +4,6 @@
  * index or a serial out of range), a view that is unmapped while it is held, a channel that does not go on after memory, descriptors or pages
  * were refused once. Shown by notes and places made by hand on a real channel, by failpoints, and by counting mappings and descriptors.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -18,6 +17,7 @@
 
 #include "channel/bigobject.h"
 #include "channel/segment.h"
+#include "support/fds.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define SECOND INT64_C(1000000000)
@@ -25,20 +25,8 @@
 
 static struct tnd_slab_pool *pool;
 static struct tnd_channel *writer, *reader;
-static int fds_before;
+static unsigned int fds_before;
 static unsigned char scratch[4 << 20];
-
-static int count_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (dir && readdir(dir))
-		count++;
-	if (dir)
-		closedir(dir);
-	return count;
-}
 
 static int set_up(void **state)
 {
@@ -51,7 +39,7 @@ static int set_up(void **state)
 					.max_object_bytes = 8 * MIB};
 
 	(void)state;
-	fds_before = count_fds();
+	fds_before = fd_count();
 	if (tnd_slab_pool_create(&how, &pool) < 0)
 		return -1;
 	opts.pool = pool;
@@ -71,7 +59,7 @@ static int tear_down(void **state)
 	tnd_channel_close(reader);
 	tnd_channel_close(writer);
 	tnd_slab_pool_close(pool);
-	return count_fds() == fds_before ? 0 : -1;
+	return fd_count() == fds_before ? 0 : -1;
 }
 
 /* -- notes from a broken writer -- */

@@ -5,7 +5,6 @@
  * that has it; a writer taken for alive because its child lives; a descriptor left open, or our own closed, with the record locks on
  * it; memory lost where there is none. Shown on channels made by hand, whose every word is known, by random bytes over them, and by /proc/self/fd.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,6 +24,7 @@
 
 #include "../support/fakechannel.h"
 #include "base/base.h"
+#include "support/fds.h"
 #include "tundish/stat.h"
 
 #define STORE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
@@ -58,18 +58,6 @@ static const struct tnd_stat_pool *find_pool(const struct tnd_stat *stat, const 
 		if (strcmp(stat->pools[i].name, name) == 0 && stat->pools[i].pid == pid)
 			return &stat->pools[i];
 	return NULL;
-}
-
-static int count_fds(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	assert_non_null(folder);
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
 }
 
 /* -- children: they report by a pipe, and end with it -- */
@@ -310,7 +298,8 @@ static uint32_t writer_state(const char *name)
 static void test_writer_process(void **state)
 {
 	struct child child = start(make_and_live, (void *)(uintptr_t) "stat-writer");
-	int before = count_fds(), status;
+	unsigned int before = fd_count();
+	int status;
 	char byte;
 
 	(void)state;
@@ -319,7 +308,7 @@ static void test_writer_process(void **state)
 	kill(child.pid, SIGSTOP);
 	assert_int_equal(waitpid(child.pid, &status, WUNTRACED), child.pid);
 	assert_int_equal(writer_state("stat-writer"), TND_READER_STOPPED);
-	assert_int_equal(count_fds(), before);
+	assert_int_equal(fd_count(), before);
 	finish(&child, SIGKILL);
 	assert_int_equal(writer_state("stat-writer"), UINT32_MAX);
 }
@@ -571,7 +560,7 @@ static void test_random(void **state)
 
 static void test_no_descriptors(void **state)
 {
-	int before = count_fds();
+	unsigned int before = fd_count();
 	struct rlimit limit, low;
 	struct tnd_stat *stat;
 
@@ -583,7 +572,7 @@ static void test_no_descriptors(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 	assert_int_equal(tnd_stat_read(&stat), -EMFILE);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	assert_int_equal(count_fds(), before);
+	assert_int_equal(fd_count(), before);
 }
 
 /* Linked with --wrap: allocation number `fail_at` from now on fails, once. */
@@ -611,7 +600,8 @@ void *__wrap_reallocarray(void *old, size_t count, size_t bytes)
 
 static void test_no_memory(void **state)
 {
-	int slab = memfd_create("tundish.slab", MFD_CLOEXEC), failures = 0, before, rc;
+	int slab = memfd_create("tundish.slab", MFD_CLOEXEC), failures = 0, rc;
+	unsigned int before;
 	struct tnd_stat *stat;
 	struct fake fake;
 
@@ -619,14 +609,14 @@ static void test_no_memory(void **state)
 	fake_make(&fake, "stat-memory", 0);
 	fake_seat(&fake, 0, 0, TND__PLACE_LIVE, 0);
 	STORE(fake.header->slabs[0].bytes, 4096);
-	before = count_fds();
+	before = fd_count();
 	for (;; failures++) {
 		fail_at = failures;
 		rc = tnd_stat_read(&stat);
 		if (fail_at >= 0) /* there were not so many */
 			break;
 		assert_int_equal(rc, -ENOMEM);
-		assert_int_equal(count_fds(), before);
+		assert_int_equal(fd_count(), before);
 	}
 	fail_at = -1;
 	assert_int_equal(rc, 0);

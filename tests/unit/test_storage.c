@@ -8,7 +8,6 @@
  * cache state and injected refusal, compares each byte, and looks at what is left in the page
  * cache, in /proc/self/fd and in /proc/self/task. TND_TEST_SEED repeats a run.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +26,7 @@
 #include <tundish/load.h>
 
 #include "storage/engine.h"
+#include "support/fds.h"
 
 #define FILE_BYTES (TND__MIB(9) + 1234)
 #define READS 48
@@ -103,29 +103,14 @@ static int make_warm(int fd)
 	return got == (ssize_t)FILE_BYTES ? 0 : -1;
 }
 
-static int entries(const char *directory)
-{
-	char path[64];
-	DIR *listing;
-	int count = 0;
-
-	snprintf(path, sizeof(path), "/proc/self/%s", directory);
-	listing = opendir(path);
-	assert_non_null(listing);
-	while (readdir(listing))
-		count++;
-	closedir(listing);
-	return count;
-}
-
 /* Thread entries go a moment after the join: waits for the count, up to 5 s. */
-static void assert_entries(const char *directory, int count)
+static void assert_left(unsigned int (*count_of)(void), unsigned int count)
 {
 	int64_t deadline = tnd__now_ns() + INT64_C(5000000000);
 
-	while (entries(directory) != count && tnd__now_ns() < deadline)
+	while (count_of() != count && tnd__now_ns() < deadline)
 		sched_yield();
-	assert_int_equal(entries(directory), count);
+	assert_int_equal(count_of(), count);
 }
 
 /* -- a batch of reads -- */
@@ -268,7 +253,7 @@ static struct tnd__storage_opts opts_make(uint32_t engine, uint32_t direct)
 static void read_all(int fd, const struct tnd__storage_opts *opts,
 		     struct tnd__source_report *report, struct tnd__storage_stats *stats)
 {
-	int threads = entries("task"), fds = entries("fd");
+	unsigned int threads = thread_count(), fds = fd_count();
 	struct tnd__storage *storage;
 	struct tnd__source *source;
 	struct tnd_error error;
@@ -290,8 +275,8 @@ static void read_all(int fd, const struct tnd__storage_opts *opts,
 	tnd__source_close(source);
 	tnd__storage_close(storage);
 	batch_free(batch);
-	assert_entries("task", threads);
-	assert_entries("fd", fds);
+	assert_left(thread_count, threads);
+	assert_left(fd_count, fds);
 }
 
 static uint64_t cached(int fd)
@@ -552,7 +537,7 @@ static void test_errors(void **state)
 static void test_create_fails_cleanly(void **state)
 {
 	struct tnd__storage_opts opts = opts_make(TND_ENGINE_AUTO, TND_DIRECT_AUTO);
-	int threads = entries("task"), fds = entries("fd");
+	unsigned int threads = thread_count(), fds = fd_count();
 	struct tnd__storage *storage;
 	struct tnd__source_report report;
 	struct tnd_error error;
@@ -587,8 +572,8 @@ static void test_create_fails_cleanly(void **state)
 	opts.numa = 999;
 	assert_int_equal(tnd__storage_create(&opts, &storage, &error), TND_E_INVALID);
 	assert_non_null(strstr(error.message, "found node 999; give"));
-	assert_entries("task", threads);
-	assert_entries("fd", fds);
+	assert_left(thread_count, threads);
+	assert_left(fd_count, fds);
 }
 
 /* The file ends 3 MB earlier than we were told. */
@@ -667,7 +652,8 @@ static void test_cancel(void **state)
 	(void)state;
 	for (int i = 0; i < 6; i++) {
 		struct tnd__storage_opts opts = opts_make(engines[i % 2], directs[i / 2]);
-		int threads = entries("task"), fds = entries("fd"), cancelled = 0;
+		unsigned int threads = thread_count(), fds = fd_count();
+		int cancelled = 0;
 		struct tnd__storage *storage;
 		struct tnd__source *source;
 		uint64_t random = seed;
@@ -703,8 +689,8 @@ static void test_cancel(void **state)
 		tnd__source_close(source);
 		batch_free(batch);
 		set_points(NULL);
-		assert_entries("task", threads);
-		assert_entries("fd", fds);
+		assert_left(thread_count, threads);
+		assert_left(fd_count, fds);
 	}
 }
 
