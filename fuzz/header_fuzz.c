@@ -6,23 +6,10 @@
  * the header. Found here: reads outside the text and undefined behaviour (sanitizers), a table that breaks its promises, and, unless
  * built with FUZZ_WITHOUT_ORACLE, any verdict that differs from the oracle's.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
-
-_Noreturn void fuzz_fail(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	abort();
-}
 
 /* What every user of a table relies on. */
 static void check_table(const struct tnd__header *header, size_t text_bytes, uint64_t data_bytes)

@@ -5,24 +5,11 @@
  * Both parsers get the same bytes. Found here: crashes and leaks (sanitizers), a file name that leads out of the folder, a list of files
  * that is not sorted and unique.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "checkpoint/parts.h"
 #include "fuzz.h"
-
-_Noreturn void fuzz_fail(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	abort();
-}
 
 static void check_index(const struct tnd__index *index)
 {

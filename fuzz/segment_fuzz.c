@@ -11,8 +11,6 @@
  * or outside the arena, leaks of descriptors.
  */
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,17 +22,6 @@
 #define RING UINT64_C(4096)
 #define OBJECT_MAX UINT64_C(65536)
 #define HELD_MAX 8
-
-_Noreturn void fuzz_fail(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	abort();
-}
 
 struct record {
 	uint8_t op, a;
