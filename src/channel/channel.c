@@ -299,6 +299,7 @@ int tnd__channel_attach_inside(struct tnd_channel *writer, uint32_t rank,
 	channel->reader.rank = rank;
 	channel->reader.place = welcome.place;
 	channel->reader.generation = welcome.generation;
+	channel->reader.seated = true;
 	tnd__guest_begin(channel);
 	*ret_channel = channel;
 	return 0;
@@ -431,7 +432,9 @@ static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)
 			&channel->shared.control->places[__builtin_ctzll(left)].cursor,
 			memory_order_relaxed);
 
-		most = TND__MAX(most, TND__MIN(published - cursor, channel->shared.max_objects));
+		/* It may have moved on since `published` was looked at. */
+		if (published - cursor <= channel->shared.max_objects)
+			most = TND__MAX(most, published - cursor);
 	}
 	if (writer->reserved)
 		most = published - channel->shared.first_number;

@@ -102,9 +102,12 @@ enum {
 	TND__PENDING_GONE, /* published, or taken back */
 };
 
-/* A reservation, at its ticket & (slot_count - 1). lock. */
+/*
+ * A reservation. Those between pending_first and pending_end are at their turn & (slot_count - 1).
+ * lock.
+ */
 struct tnd__pending {
-	uint64_t ticket;
+	uint64_t ticket;   /* never given twice: a serial number, and the slot in the low bits */
 	uint64_t offset;   /* in the arena */
 	uint64_t position; /* byte position */
 	uint64_t bytes;    /* asked for, then committed */
@@ -125,8 +128,9 @@ struct tnd__writer {
 	_Atomic uint32_t reservations; /* between pending_first and pending_end */
 	uint32_t episode;              /* of waiting for space; the writing thread's own */
 	/* lock, once there is a reservation */
-	struct tnd__pending *pending; /* slot_count; made at the first reservation */
-	uint64_t pending_first, pending_end;
+	struct tnd__pending *pending;        /* slot_count; made at the first reservation */
+	uint64_t pending_first, pending_end; /* turns */
+	uint64_t pending_serial;
 	/*
 	 * The writing thread's own; under lock while there are reservations. `now_`: the sets as of
 	 * seen_generation.
@@ -148,6 +152,7 @@ enum { TND__BORROW_NONE, TND__BORROW_OPEN, TND__BORROW_DONE };
 struct tnd__reader {
 	struct tnd__peer *peer;
 	uint32_t place, generation, rank;
+	bool seated; /* the place is ours to write to */
 	_Atomic uint32_t writer_dead, writer_left;
 	_Atomic uint32_t borrows; /* open ones */
 	/* The receiving thread's own; under lock while there are borrows. */

@@ -4,8 +4,11 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
+#include <time.h>
 
 #include "channel_internal.h"
+
+#define LOCK_WAIT_NS INT64_C(2000000000)
 
 /*
  * P1 to P3: a flag of our own process, for a thread that may sleep; pair with look_for_object() and
@@ -65,13 +68,35 @@ static int take_welcome(struct tnd_channel *channel, struct tnd__packet *reply,
 	if (rc < 0)
 		return rc;
 	if (welcome.place >= channel->shared.place_count)
-		rc = tnd__fail_plain(
+		return tnd__fail_plain(
 			reterr, TND_E_CORRUPT,
 			"channel '%s': place %" PRIu32 " of %" PRIu32 ": the writer is broken",
 			channel->shared.name, welcome.place, channel->shared.place_count);
 	reader->place = welcome.place;
 	reader->generation = welcome.generation;
-	return rc;
+	reader->seated = true;
+	return 0;
+}
+
+/*
+ * Where there are no pidfds, each is seen to live by its lock. Who had the place before says that
+ * it is gone a moment before its lock goes.
+ */
+static int take_life_lock(struct tnd_channel *channel, struct tnd_error *reterr)
+{
+	int64_t until = tnd__now_ns() + LOCK_WAIT_NS;
+	int rc;
+
+	for (;;) {
+		rc = tnd__life_lock(channel->shared.control_fd,
+				    TND__LIFE_PLACE(channel->reader.place));
+		if ((rc != -EAGAIN && rc != -EACCES) || tnd__now_ns() >= until)
+			break;
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	}
+	return rc == 0 ? 0
+		       : tnd__fail_plain(reterr, rc, "channel '%s': no lock on its memory: %s",
+					 channel->shared.name, tnd_strerror(rc));
 }
 
 /* Where the reader begins: what the writer's service decided. */
@@ -127,11 +152,9 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 	free(packets);
 	if (rc < 0)
 		return rc;
-	/* Where there are no pidfds, each is seen to live by its lock. */
-	rc = tnd__life_lock(channel->shared.control_fd, TND__LIFE_PLACE(channel->reader.place));
+	rc = take_life_lock(channel, reterr);
 	if (rc < 0)
-		return tnd__fail_plain(reterr, rc, "channel '%s': no lock on its memory: %s",
-				       channel->shared.name, tnd_strerror(rc));
+		return rc;
 	rc = say_locked(channel->reader.peer);
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc, "channel '%s': the writer cannot be told: %s",
@@ -146,7 +169,7 @@ void tnd__guest_leave(struct tnd_channel *channel, bool forked)
 {
 	struct tnd__reader *reader = &channel->reader;
 
-	if (!forked && channel->shared.control) {
+	if (!forked && reader->seated) {
 		(void)tnd__failpoint("channel.L1");
 		/* L1: nothing is written to our place from here on; pairs with W1 and admission. */
 		atomic_store_explicit(&channel->shared.control->places[reader->place].left,

@@ -2,7 +2,7 @@
 /*
  * reserve.c - objects written in place: reserve, commit, abort
  *
- *      pending_first                         pending_end        tickets
+ *      pending_first                         pending_end        turns
  *           v                                    v
  *   --------+------+-----------+---------+-------+
  *           | OPEN | COMMITTED | ABORTED | OPEN  |
@@ -20,9 +20,13 @@
 
 #include "channel_internal.h"
 
-static struct tnd__pending *pending_at(struct tnd_channel *channel, uint64_t ticket)
+/* Low bits of a ticket: which slot. */
+#define SLOT_BITS 20
+_Static_assert(TND_CHANNEL_OBJECTS_MAX <= 1u << SLOT_BITS, "a slot fits");
+
+static struct tnd__pending *pending_at(struct tnd_channel *channel, uint64_t turn)
 {
-	return &channel->writer.pending[tnd__slot(channel, ticket)];
+	return &channel->writer.pending[tnd__slot(channel, turn)];
 }
 
 /* Moves the head back to `held` bytes behind where `pending` begins. */
@@ -60,20 +64,22 @@ void tnd__pending_add(struct tnd_channel *channel, const struct tnd__pending *pe
 	struct tnd__pending *slot = pending_at(channel, writer->pending_end);
 
 	*slot = *pending;
-	slot->ticket = writer->pending_end++;
+	slot->ticket =
+		++writer->pending_serial << SLOT_BITS | tnd__slot(channel, writer->pending_end);
+	writer->pending_end++;
 	slot->state = TND__PENDING_COMMITTED;
 	atomic_fetch_add_explicit(&writer->reservations, 1, memory_order_relaxed);
 }
 
 /*
- * Whether what comes at `ticket`, aborted ones left out, is complete. If not, aborted ones before
+ * Whether what comes at `turn`, aborted ones left out, is complete. If not, aborted ones before
  * it may still become the last, and be taken back.
  */
-static bool complete_at(struct tnd_channel *channel, uint64_t ticket)
+static bool complete_at(struct tnd_channel *channel, uint64_t turn)
 {
-	for (; ticket != channel->writer.pending_end; ticket++)
-		if (pending_at(channel, ticket)->state != TND__PENDING_ABORTED)
-			return pending_at(channel, ticket)->state == TND__PENDING_COMMITTED;
+	for (; turn != channel->writer.pending_end; turn++)
+		if (pending_at(channel, turn)->state != TND__PENDING_ABORTED)
+			return pending_at(channel, turn)->state == TND__PENDING_COMMITTED;
 	return false;
 }
 
@@ -179,13 +185,12 @@ int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int64_t dea
 static struct tnd__pending *find_open(struct tnd_channel *channel,
 				      const struct tnd_reservation *reservation)
 {
-	struct tnd__writer *writer = &channel->writer;
 	struct tnd__pending *slot;
 
-	if (!writer->pending || reservation->ticket - writer->pending_first >=
-					writer->pending_end - writer->pending_first)
+	if (!channel->writer.pending)
 		return NULL;
-	slot = pending_at(channel, reservation->ticket);
+	/* The caller's memory: any number. */
+	slot = pending_at(channel, reservation->ticket & ((UINT64_C(1) << SLOT_BITS) - 1));
 	return slot->state == TND__PENDING_OPEN && slot->ticket == reservation->ticket ? slot
 										       : NULL;
 }
@@ -218,7 +223,8 @@ static int end_reservation(struct tnd_channel *channel, const struct tnd_reserva
 			tnd__slabs_put_back(channel, slot->slab - 1);
 		if (!abort)
 			slot->bytes = actual;
-		if (!abort && ours && !slot->slab && slot->ticket == writer->pending_end - 1) {
+		if (!abort && ours && !slot->slab &&
+		    slot == pending_at(channel, writer->pending_end - 1)) {
 			slot->held = tnd__round_up(actual, TND__ALIGN);
 			move_head_back(channel, slot, slot->held);
 		}

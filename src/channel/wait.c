@@ -31,6 +31,11 @@
 
 #include "channel_internal.h"
 
+/*
+ * Longest sleep between looks. A wake is never lost among processes that work; one that writes
+ * nonsense into `sleepers` or the words may delay others, and this bounds by how much.
+ */
+#define SLEEP_NS INT64_C(1000000000)
 #define PAUSES 16 /* between looks at the clock: about 0.3 us */
 
 int tnd__channel_enter(struct tnd_channel *channel, bool as_writer, struct tnd_error *reterr)
@@ -266,22 +271,29 @@ static int64_t earlier(int64_t a, int64_t b)
 	return a < b ? a : b;
 }
 
+/* `ns` < 0: never. */
+static int64_t after(int64_t now, int64_t ns)
+{
+	return ns < 0 || ns > INT64_MAX - now ? INT64_MAX : now + ns;
+}
+
 /* Sleeps until `look` gives something or `deadline_ns`. Return: as `look`; -ETIMEDOUT. */
 static int sleep_until(struct tnd__wait *wait, int64_t started, int64_t deadline_ns,
 		       struct tnd_error *reterr)
 {
 	struct tnd_channel *channel = wait->channel;
-	int64_t warn_at = channel->warn_ns < 0 ? INT64_MAX : started + channel->warn_ns;
+	int64_t warn_at = after(started, channel->warn_ns);
 	struct samples samples;
 	int rc;
 
 	for (;;) {
-		int64_t now;
+		int64_t now, until;
 
 		announce(channel, &samples);
 		(void)tnd__failpoint(channel->is_writer ? "channel.V3" : "channel.S3");
 		rc = look_or_cancel(wait, reterr);
-		if (rc == 0 && sleep_once(channel, &samples, earlier(deadline_ns, warn_at)) < 0)
+		until = earlier(earlier(deadline_ns, warn_at), after(tnd__now_ns(), SLEEP_NS));
+		if (rc == 0 && sleep_once(channel, &samples, until) < 0)
 			rc = look_or_cancel(wait, reterr);
 		retract(channel);
 		if (rc != 0)
@@ -291,7 +303,7 @@ static int sleep_until(struct tnd__wait *wait, int64_t started, int64_t deadline
 			return timed_out(wait, reterr);
 		if (now >= warn_at) {
 			warn(wait, now - started);
-			warn_at = now + channel->warn_ns;
+			warn_at = after(now, channel->warn_ns);
 		}
 	}
 }

@@ -204,6 +204,28 @@ static void test_reservations(void **state)
 	tnd_channel_close(writer);
 }
 
+/* A ticket that was used up must not act on the reservation that took its slot. */
+static void test_stale_tickets(void **state)
+{
+	struct tnd_channel *writer = make(4096, 1, 1), *reader = join(writer, 0);
+	struct tnd_reservation a, b, wild = {.ticket = UINT64_MAX};
+	struct tnd_object object;
+
+	(void)state;
+	assert_int_equal(tnd_channel_commit(writer, &wild, 0), TND_E_INVALID);
+	assert_int_equal(tnd_channel_reserve(writer, 100, 0, &a, NULL), 0);
+	assert_int_equal(tnd_channel_abort(writer, &a), 0);
+	assert_int_equal(tnd_channel_reserve(writer, 100, 0, &b, NULL), 0);
+	assert_int_equal(tnd_channel_abort(writer, &a), TND_E_INVALID);
+	assert_int_equal(tnd_channel_commit(writer, &a, 1), TND_E_INVALID);
+	assert_int_equal(tnd_channel_commit(writer, &wild, 0), TND_E_INVALID);
+	assert_int_equal(tnd_channel_commit(writer, &b, 5), 0);
+	assert_int_equal(tnd_channel_borrow(reader, 0, &object, NULL), 0);
+	assert_int_equal(object.bytes, 5);
+	tnd_channel_close(reader);
+	tnd_channel_close(writer);
+}
+
 /* Aborted last, then the one before it: both go back although a reader holds an older object. */
 static void test_abort_takes_back(void **state)
 {
@@ -610,6 +632,79 @@ static void test_cancel(void **state)
 	tnd_channel_close(writer);
 }
 
+static void *run_late_send(void *arg)
+{
+	struct tnd_channel *writer = arg;
+
+	/* Once the reader is about to sleep its bit is erased, as a broken one might do it. */
+	while (!atomic_load(&writer->shared.control->sleepers))
+		sched_yield();
+	atomic_store(&writer->shared.control->sleepers, 0);
+	tnd_channel_send(writer, "x", 1, TND_NO_DEADLINE, NULL);
+	return NULL;
+}
+
+/* Nonsense in the control segment delays others, by a second and not for ever. */
+static void test_wake_erased(void **state)
+{
+	struct tnd_channel *writer = make(4096, 4, 1), *reader = join(writer, 0);
+	int64_t started = tnd__now_ns();
+	uint64_t bytes;
+	pthread_t thread;
+	char byte;
+
+	(void)state;
+	reader->warn_ns = INT64_MAX;
+	assert_int_equal(pthread_create(&thread, NULL, run_late_send, writer), 0);
+	assert_int_equal(
+		tnd_channel_recv(reader, &byte, 1, tnd_deadline_in(30000000000), &bytes, NULL), 0);
+	assert_in_range(tnd__now_ns() - started, 0, 5000000000);
+	pthread_join(thread, NULL);
+	tnd_channel_close(reader);
+	tnd_channel_close(writer);
+}
+
+struct looking {
+	struct tnd_channel *channel;
+	_Atomic bool end;
+	bool wrong;
+};
+
+static void *run_looking(void *arg)
+{
+	struct looking *looking = arg;
+	struct tnd_channel_info info = {.struct_bytes = sizeof(info)};
+
+	while (!atomic_load(&looking->end)) {
+		tnd_channel_info(looking->channel, &info);
+		looking->wrong |=
+			info.used_bytes > info.max_bytes || info.used_objects > info.max_objects;
+	}
+	return NULL;
+}
+
+/* Figures of a moment may be old, but not impossible. */
+static void test_figures_beside_sends(void **state)
+{
+	struct tnd_channel *writer = make(8192, 4, 1), *reader = join(writer, 0);
+	struct looking looking = {.channel = writer};
+	char buffer[2048] = "";
+	uint64_t bytes;
+	pthread_t thread;
+
+	(void)state;
+	assert_int_equal(pthread_create(&thread, NULL, run_looking, &looking), 0);
+	for (int i = 0; i < 100000; i++) {
+		assert_int_equal(tnd_channel_send(writer, buffer, (uint64_t)i % 2000, 0, NULL), 0);
+		assert_int_equal(tnd_channel_recv(reader, buffer, 2048, 0, &bytes, NULL), 0);
+	}
+	atomic_store(&looking.end, true);
+	pthread_join(thread, NULL);
+	assert_false(looking.wrong);
+	tnd_channel_close(reader);
+	tnd_channel_close(writer);
+}
+
 static void test_evict_frees(void **state)
 {
 	struct tnd_channel *writer = make(4096, 2, 2), *slow = join(writer, 0),
@@ -667,7 +762,10 @@ int main(void)
 		cmocka_unit_test(test_sizes_at_offsets),
 		cmocka_unit_test(test_recv_buffer_too_small),
 		cmocka_unit_test(test_reservations),
+		cmocka_unit_test(test_stale_tickets),
 		cmocka_unit_test(test_abort_takes_back),
+		cmocka_unit_test(test_wake_erased),
+		cmocka_unit_test(test_figures_beside_sends),
 		cmocka_unit_test(test_borrows_in_any_order),
 		cmocka_unit_test(test_against_model),
 		cmocka_unit_test(test_threads_stream),

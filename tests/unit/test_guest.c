@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_guest.c - a reader and what a writer's service says to it
+ *
+ * What could break: an answer that no working writer gives is believed, and the reader writes where
+ * it has no place. Shown by a listener of our own that gives such answers: attach must refuse with
+ * a code, and leave neither memory nor descriptors behind; then by one that answers as it should.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "channel/channel_internal.h"
+
+struct answer {
+	uint32_t kind, place, fd_count, bytes;
+	int code;
+};
+
+static const struct answer answers[] = {
+	{TND__PACKET_WELCOME, 1, 2, sizeof(struct tnd__welcome), TND_E_CORRUPT},
+	{TND__PACKET_WELCOME, 63, 2, sizeof(struct tnd__welcome), TND_E_CORRUPT},
+	{TND__PACKET_WELCOME, 0x7fffffff, 2, sizeof(struct tnd__welcome), TND_E_CORRUPT},
+	{TND__PACKET_WELCOME, UINT32_MAX, 2, sizeof(struct tnd__welcome), TND_E_CORRUPT},
+	{TND__PACKET_WELCOME, 0, 2, 4, TND_E_CORRUPT},
+	{TND__PACKET_SLAB, 0, 2, sizeof(struct tnd__welcome), TND_E_CORRUPT},
+	{TND__PACKET_WELCOME, 0, 1, sizeof(struct tnd__welcome), -EMFILE},
+	{TND__PACKET_WELCOME, 0, 0, sizeof(struct tnd__welcome), -EMFILE},
+	{TND__PACKET_WELCOME, 0, 2, sizeof(struct tnd__welcome), 0},
+};
+
+struct liar {
+	struct tnd__segments segments;
+	const struct answer *answer;
+	struct tnd__peer *peer;
+};
+
+static int on_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *hello,
+		    struct tnd__packet *reply, struct tnd_error *error)
+{
+	struct liar *liar = owner;
+	struct tnd__welcome welcome = {liar->answer->place, 1};
+
+	(void)hello;
+	(void)error;
+	liar->peer = peer;
+	reply->kind = liar->answer->kind;
+	reply->bytes = liar->answer->bytes;
+	memcpy(reply->data, &welcome, sizeof(welcome));
+	reply->fd_count = liar->answer->fd_count;
+	reply->fds[0] = liar->segments.data_fd;
+	reply->fds[1] = liar->segments.control_fd;
+	return 0;
+}
+
+static void on_packet(void *owner, struct tnd__peer *peer, struct tnd__packet *packet)
+{
+	(void)owner;
+	(void)peer;
+	(void)packet;
+}
+
+static void on_gone(void *owner, struct tnd__peer *peer, int how)
+{
+	(void)owner;
+	(void)peer;
+	(void)how;
+}
+
+static const struct tnd__peer_ops ops = {on_hello, on_packet, on_gone};
+
+static void test_answers(void **state)
+{
+	struct tnd__segment_opts how = {
+		.max_bytes = 4096, .max_objects = 4, .place_count = 1, .name = "liar"};
+	struct liar liar = {0};
+	struct tnd_error error;
+
+	(void)state;
+	assert_int_equal(tnd__service_ref(), 0);
+	assert_int_equal(tnd__segments_create(&how, &liar.segments, &error), 0);
+	for (size_t i = 0; i < sizeof(answers) / sizeof(answers[0]); i++) {
+		struct tnd_channel *channel = NULL;
+		struct tnd__listener *listener;
+
+		liar.answer = &answers[i];
+		liar.peer = NULL;
+		assert_int_equal(tnd__listener_open(NULL, &ops, &liar, &listener, &error), 0);
+		assert_int_equal(tnd_channel_attach(tnd__listener_address(listener), 0, NULL,
+						    &channel, &error),
+				 answers[i].code);
+		if (answers[i].code == 0)
+			tnd_channel_close(channel);
+		/* Wrote to the place that it was given, if that is one, and nowhere else. */
+		assert_int_equal(atomic_load(&liar.segments.control->places[0].left),
+				 answers[i].code == 0);
+		tnd__listener_close(listener);
+		tnd__peer_close(liar.peer, true);
+	}
+	tnd__segments_close(&liar.segments, true, false);
+	tnd__service_unref();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_answers),
+	};
+
+	return cmocka_run_group_tests_name("guest", tests, NULL, NULL);
+}
