@@ -15,15 +15,16 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proc"))
+for folder in ("proc", "support"):
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder))
 
+import channelmemory as memory  # noqa: E402
 import harness  # noqa: E402
 
 DRIVER = os.environ.get("TND_DRIVER", "driver")
@@ -32,11 +33,6 @@ SLOWER = int(os.environ.get("TND_SLOWER", "1"))
 DEADLINE = 20.0 * SLOWER
 DEATH_NS = 200_000_000 * SLOWER
 FAILPOINTS = os.environ.get("TND_FAILPOINTS", "0") == "1"
-
-HEADER = struct.Struct("<QII16sQQQQQQQQQIIq64s72xQII112xI")
-SEAT = struct.Struct("<IIIIQ8x")
-WORDS = struct.Struct("<II120xQ120xQQQQQQQq")
-CURSOR = struct.Struct("<QI116xQQQq")
 
 
 class Answer(dict):
@@ -183,37 +179,35 @@ class Driver:
                 if "memfd:tundish" not in os.readlink(path):
                     continue
                 with open(path, "rb") as file:
-                    head = file.read(33280)
-                kind = {b"\xffTNDDAT1": "data", b"\xffTNDCTL1": "control"}.get(head[:8])
+                    head = file.read(memory.CONTROL_BYTES)
+                kind = {memory.DATA_MAGIC: "data", memory.CONTROL_MAGIC: "control"}.get(head[:8])
                 if kind:
                     found.setdefault(kind, head)
         return found
 
     def header(self):
-        fields = HEADER.unpack_from(self.segments()["data"])
-        names = ("magic version place_count id max_bytes max_objects slot_count descriptor_offset arena_offset arena_bytes segment_bytes"
-                 " max_object_bytes first_number writer_pid on_dead created_ns name published closed ready data_word")
-        header = dict(zip(names.split(), fields))
+        header = memory.header(self.segments()["data"])
         header["sent"] = (header["published"] - header["first_number"]) % (1 << 64)
         return header
 
     def words(self):
         """space_word, writer_waiting, sleepers, ... of the control segment."""
-        return WORDS.unpack_from(self.segments()["control"], 128)
+        return memory.WORDS.unpack_from(self.segments()["control"], memory.WORDS_AT)
 
     def shared_counters(self):
         segments = self.segments()
         lines = []
         if "data" in segments:
-            lines.append(" ".join(f"{name} {value}" for name, value in self.header().items() if name not in ("id", "name")))
+            lines.append(" ".join(f"{name} {value}" for name, value in self.header().items() if name not in ("magic", "id", "name")))
         if "control" in segments:
             lines.append("space_word %d writer_waiting %d sleepers %#x head %d high %d/%d sent %d waits %d wakes %d blocked %d"
                          % self.words()[:10])
-        for place in range(64 if len(segments) == 2 else 0):
-            seat = SEAT.unpack_from(segments["data"], 512 + 32 * place)
+        for place in range(memory.PLACES if len(segments) == 2 else 0):
+            seat = memory.SEAT.unpack_from(segments["data"], memory.seat_at(place))
             if seat[0]:
+                cursor = memory.CURSOR.unpack_from(segments["control"], memory.cursor_at(place))
                 lines.append(f"place {place}: state, rank, generation, pid, admitted {seat};"
-                             f" cursor, left, waits, wakes, blocked, since {CURSOR.unpack_from(segments['control'], 512 + 256 * place)}")
+                             f" cursor, left, waits, wakes, blocked, since {cursor}")
         return "\n    ".join(lines)
 
     def counters(self):

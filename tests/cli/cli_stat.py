@@ -16,8 +16,9 @@ import sys
 import termios
 import unittest
 
+from channelmemory import DEAD, LIVE
 from command import DEADLINE, TUNDISH, Command, environment, wait_until
-from fakechannel import DEAD, LIVE, FakeChannel
+from fakechannel import FakeChannel
 
 SCENE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support", "fakechannel.py")
 ALONE = ["unshare", "--pid", "--fork", "--mount-proc"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
@@ -101,8 +102,7 @@ class Stat(Command):
         fake = FakeChannel("\u202e\U0001f600" * 9, [64] * 8, [(0xffffffff, LIVE, 0xffffffff, 0)], waits=1 << 63,
                            blocked_ns=(1 << 64) - 1)
         self.addCleanup(fake.close)
-        FakeChannel.put(fake.data, 112, "I", 0x7fffffff)  # the writer's pid
-        FakeChannel.put(fake.data, 256, "Q", 1 << 62)     # sent
+        fake.change(writer_pid=0x7fffffff, published=1 << 62)
         out, _ = self.run_tundish("stat")
         self.assert_narrow(out)
         self.assertNotIn("\u202e", out)

@@ -4,13 +4,14 @@
     python3 fakechannel.py COMMAND ...   holds two channels and a slab while COMMAND runs, whose status it returns
 """
 import os
-import struct
 import subprocess
 import sys
 
-DATA_MAGIC, CONTROL_MAGIC, VERSION = 0x31544144444e54ff, 0x314c5443444e54ff, 1
-HEADER, DESCRIPTOR, SEATS, CURSORS = 4096, 32, 512, 512
-RESERVED, LIVE, LEFT, DEAD, EVICTED = 1, 2, 3, 4, 5
+import channelmemory as memory
+from channelmemory import EVICTED, LIVE, RESERVED
+
+ARENA_BYTES, SLOTS, PLACES = 65536, 8, 4
+ARENA_OFFSET = 2 * memory.HEADER_BYTES
 
 
 class FakeChannel:
@@ -19,27 +20,32 @@ class FakeChannel:
     def __init__(self, name, sizes=(), readers=(), closed=0, waits=0, blocked_ns=0):
         fds = [os.memfd_create(f"tundish.channel.{kind}:{name}", os.MFD_CLOEXEC) for kind in ("data", "control")]
         self.data, self.control = fds
-        os.truncate(self.data, 2 * HEADER + 65536)
-        os.truncate(self.control, 33280)
+        os.truncate(self.data, ARENA_OFFSET + ARENA_BYTES)
+        os.truncate(self.control, memory.CONTROL_BYTES)
         identity = os.urandom(16)
-        self.put(self.data, 0, "QII16s", DATA_MAGIC, VERSION, 4, identity)
-        self.put(self.data, 32, "10Q", 65536, 8, 8, HEADER, 2 * HEADER, 65536, 2 * HEADER + 65536, 0, 0, os.getpid())
-        self.put(self.data, 120, "64s", name.encode()[:63])
-        self.put(self.data, 256, "QI", len(sizes), closed)
-        self.put(self.control, 0, "QII16sQ", CONTROL_MAGIC, VERSION, 4, identity, 33280)
+        self.put(self.data, 0, memory.HEADER, memory.DATA_MAGIC, memory.VERSION, PLACES, identity, ARENA_BYTES, SLOTS, SLOTS,
+                 memory.HEADER_BYTES, ARENA_OFFSET, ARENA_BYTES, ARENA_OFFSET + ARENA_BYTES, 0, 0, os.getpid(), 0, 0,
+                 name.encode()[:63], len(sizes), closed, 0, 0)
+        self.put(self.control, 0, memory.CONTROL, memory.CONTROL_MAGIC, memory.VERSION, PLACES, identity, memory.CONTROL_BYTES)
         position = 0
         for number, size in enumerate(sizes):
-            self.put(self.data, HEADER + number % 8 * DESCRIPTOR, "4Q", number, position, size, 0)
+            self.put(self.data, memory.HEADER_BYTES + number % SLOTS * memory.DESCRIPTOR.size, memory.DESCRIPTOR,
+                     number, position, size, 0)
             position += size
-        self.put(self.control, 384, "7Q", position, position, len(sizes), position, waits, 0, blocked_ns)
+        self.put(self.control, memory.WORDS_AT, memory.WORDS,
+                 0, 0, 0, position, position, len(sizes), position, waits, 0, blocked_ns, 0)
         for place, (rank, state, pid, read) in enumerate(readers):
-            self.put(self.data, SEATS + 32 * place, "4I", state, rank, 1, pid)
-            self.put(self.control, CURSORS + 256 * place, "Q", read)
-            self.put(self.control, CURSORS + 256 * place + 128, "3Q", 3, 2, 1500000000)
+            self.put(self.data, memory.seat_at(place), memory.SEAT, state, rank, 1, pid, 0)
+            self.put(self.control, memory.cursor_at(place), memory.CURSOR, read, 0, 3, 2, 1500000000, 0)
 
     @staticmethod
     def put(fd, offset, form, *values):
-        os.pwrite(fd, struct.pack("<" + form, *values), offset)
+        os.pwrite(fd, form.pack(*values), offset)
+
+    def change(self, **fields):
+        """Fields of the header, by name."""
+        changed = memory.header(os.pread(self.data, memory.HEADER.size, 0)) | fields
+        self.put(self.data, 0, memory.HEADER, *changed.values())
 
     def close(self):
         os.close(self.data)
