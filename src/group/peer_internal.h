@@ -30,7 +30,7 @@ struct tnd__peer {
 	uint32_t state;
 	bool hold, goodbye, want_write;
 	struct tnd__outgoing *queue, **queue_end;
-	uint32_t queued;
+	uint32_t queued, queued_fds;
 	int lock_fd; /* borrowed, or -1 */
 	uint64_t lock_offset;
 	bool lock_seen;

@@ -19,6 +19,8 @@
 #include "peer_internal.h"
 
 #define QUEUE_MAX 4096 /* packets: a peer that is stopped costs so much at most */
+/* Descriptors in it: they are this process's, and a peer that asks and never reads takes them. */
+#define QUEUED_FDS_MAX 64
 #define RETRY_NS 50000000
 #define LINGER_NS 1000000000
 
@@ -38,7 +40,7 @@ void tnd__peer_queue_drop(struct tnd__peer *peer)
 	}
 	peer->queue = NULL;
 	peer->queue_end = &peer->queue;
-	peer->queued = 0;
+	peer->queued = peer->queued_fds = 0;
 	peer->goodbye = false;
 }
 
@@ -47,6 +49,8 @@ static int queue_add(struct tnd__peer *peer, const struct tnd__packet *packet)
 {
 	struct tnd__outgoing *one = NULL;
 
+	if (peer->queued_fds && peer->queued_fds + packet->fd_count > QUEUED_FDS_MAX)
+		return -EMFILE;
 	if (peer->queued < QUEUE_MAX && tnd__failpoint("group.alloc") == 0)
 		one = malloc(sizeof(*one));
 	if (!one)
@@ -71,6 +75,7 @@ static int queue_add(struct tnd__peer *peer, const struct tnd__packet *packet)
 	*peer->queue_end = one;
 	peer->queue_end = &one->next;
 	peer->queued++;
+	peer->queued_fds += one->packet.fd_count;
 	return 0;
 }
 
@@ -106,6 +111,7 @@ static int flush_one(struct tnd__peer *peer)
 	if (!peer->queue)
 		peer->queue_end = &peer->queue;
 	peer->queued--;
+	peer->queued_fds -= one->packet.fd_count;
 	tnd__packet_close_fds(&one->packet);
 	free(one);
 	return 0;

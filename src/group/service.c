@@ -34,6 +34,8 @@
 #define WHICH_BITS 1
 /* epoll_wait cannot fail, unless the program closed our descriptor. */
 #define BROKEN_NS 50000000
+/* So that the thread ends although the program closed what it would be woken by. */
+#define LOOK_MS 1000
 
 static _Atomic uint64_t gate;        /* forkmark of whose thread is inside, or 0 */
 static struct tnd__service *current; /* gate */
@@ -270,7 +272,7 @@ static void run_due(struct tnd__service *service)
 	pthread_mutex_unlock(&service->lock);
 }
 
-/* For epoll_wait: ms, -1 without end. */
+/* For epoll_wait: ms. */
 static int next_timeout(struct tnd__service *service, bool *ret_stopping)
 {
 	int64_t due_ns = INT64_MAX, left_ns;
@@ -281,9 +283,11 @@ static int next_timeout(struct tnd__service *service, bool *ret_stopping)
 	*ret_stopping = service->stopping;
 	pthread_mutex_unlock(&service->lock);
 	if (due_ns == INT64_MAX)
-		return -1;
+		return LOOK_MS;
 	left_ns = due_ns - tnd__now_ns();
-	return left_ns <= 0 ? 0 : (int)(TND__MIN(left_ns, INT64_C(60000000000)) / 1000000) + 1;
+	if (left_ns <= 0)
+		return 0;
+	return (int)TND__MIN(left_ns / 1000000 + 1, (int64_t)LOOK_MS);
 }
 
 static void destroy(struct tnd__service *service)

@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_guest.c - a reader and what a writer's service says to it
+ * test_guest.c - a reader and what a writer's service says to it; a program that does not behave
  *
  * What could break: an answer that no working writer gives is believed, and the reader writes where
  * it has no place. Shown by a listener of our own that gives such answers: attach must refuse with
- * a code, and leave neither memory nor descriptors behind; then by one that answers as it should.
+ * a code, and write nowhere; then by one that answers as it should. And: close waits for ever for a
+ * service thread whose descriptors the program has closed (daemons do that). Shown by a child that
+ * does so and has to end.
  */
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -108,10 +113,49 @@ static void test_answers(void **state)
 	tnd__service_unref();
 }
 
+/* Ends with 0 once everything is closed. */
+static int run_careless(void)
+{
+	struct tnd_channel_opts opts = {.struct_bytes = sizeof(opts), .open_readers = 1};
+	struct tnd_channel *channel, *reader;
+
+	if (tnd_channel_create(&opts, &channel, NULL) < 0 ||
+	    tnd_channel_attach(tnd_channel_address(channel), 0, NULL, &reader, NULL) < 0)
+		return 1;
+	for (int fd = 3; fd < 1000; fd++)
+		close(fd);
+	tnd_channel_close(reader);
+	tnd_channel_close(channel);
+	return 0;
+}
+
+static void test_program_closes_descriptors(void **state)
+{
+	int64_t until = tnd__now_ns() + 20000000000;
+	int status = -1;
+	pid_t child = fork(), ended = 0;
+
+	(void)state;
+	assert_true(child >= 0);
+	if (child == 0)
+		_exit(run_careless());
+	while (ended == 0 && tnd__now_ns() < until) {
+		ended = waitpid(child, &status, WNOHANG);
+		sched_yield();
+	}
+	if (ended == 0) {
+		kill(child, SIGKILL);
+		waitpid(child, &status, 0);
+	}
+	assert_int_equal(ended, child);
+	assert_int_equal(status, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_answers),
+		cmocka_unit_test(test_program_closes_descriptors),
 	};
 
 	return cmocka_run_group_tests_name("guest", tests, NULL, NULL);
