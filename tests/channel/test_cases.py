@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 class Deaths(crew.ChannelTest):
     def test_reader_killed_with_a_borrow(self):
-        """C6: the writer sends past the capacity while the dead one held an object; by policy."""
+        """The writer sends past the capacity while the dead one held an object; by policy."""
         for evict in (False, True):
             with self.subTest(evict=evict), Crew(self) as these:
                 writer, (victim, other) = these.pair(2, bytes=8192, objects=4, evict=evict)
@@ -43,7 +43,7 @@ class Deaths(crew.ChannelTest):
                 self.assertEqual(other.answer().done, 20)
 
     def test_reader_stopped(self):
-        """C7: who, how far behind, and that it is stopped; then it goes on."""
+        """Who, how far behind, and that it is stopped; then it goes on."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1, bytes=8192, objects=4, warn_ms=100)
             reader.stop()
@@ -69,7 +69,7 @@ class Deaths(crew.ChannelTest):
             reader.recv()
 
     def test_writer_killed(self):
-        """C15: what was sent is read first, however slowly."""
+        """What was sent is read first, however slowly."""
         with Crew(self) as these:
             writer, readers = these.pair(2)
             writer.send(count=50, low=100, high=1000)
@@ -81,7 +81,7 @@ class Deaths(crew.ChannelTest):
                 reader.ask("recv", deadline_ms=0, want="TND_E_PEER_DEAD")
 
     def test_closed_at_once(self):
-        """C14: a reader that attached in time reads late, after the writer's process has ended."""
+        """A reader that attached in time reads late, after the writer's process has ended."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1)
             writer.send(low=5000)
@@ -90,7 +90,7 @@ class Deaths(crew.ChannelTest):
             self.assertEqual(reader.ask("recv", count=2, low=5000, want="TND_E_CLOSED").done, 1)
 
     def test_before_all_are_ready(self):
-        """C16: one dies before or after it attached, while the others wait for all."""
+        """One dies before or after it attached, while the others wait for all."""
         for attached in (False, True):
             with self.subTest(attached=attached), Crew(self) as these:
                 writer, reader, victim = these.start(), these.start(), these.start()
@@ -110,7 +110,7 @@ class Deaths(crew.ChannelTest):
                     self.assertEqual(answer.rank, 1)
 
     def test_forked_children_live_on(self):
-        """C24: they hold all descriptors of the dead one, and live."""
+        """They hold all descriptors of the dead one, and live."""
         for points in (None, "group.pidfd=ENOSYS", "group.peerpidfd=ENOPROTOOPT"):
             if points and not crew.FAILPOINTS:
                 continue
@@ -134,7 +134,7 @@ class Deaths(crew.ChannelTest):
                         self.assertEqual(harness.wait_gone(children, 5), [])
 
     def test_everyone_killed(self):
-        """C13: in every state; nothing is left, and the address can be used again."""
+        """In every state; nothing is left, and the address can be used again."""
         def idle(writer, readers):
             del writer, readers
 
@@ -186,7 +186,7 @@ class Deaths(crew.ChannelTest):
             self.assertEqual(os.listdir(folder), [])
 
     def test_again_and_again(self):
-        """C22: readers that are killed and started anew 1,000 times cost their writer nothing; nor a writer its reader."""
+        """Readers that are killed and started anew 1,000 times cost their writer nothing; nor a writer its reader."""
         times = 1000 // crew.SLOWER
         with Crew(self) as these:
             writer = these.start()
@@ -242,7 +242,7 @@ def figures(driver):
 
 class Calls(crew.ChannelTest):
     def test_deadline(self):
-        """C8: the call after one that timed out gets the object."""
+        """The call after one that timed out gets the object."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1)
             for how in ("recv", "borrow"):
@@ -254,7 +254,7 @@ class Calls(crew.ChannelTest):
                 reader.recv(how=how, deadline_ms=0)
 
     def test_two_threads(self):
-        """C9"""
+        """The second of two threads in a receive call of one handle is refused, and does not hang."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1)
             answer = reader.ask("busy", want="EBUSY")
@@ -263,7 +263,7 @@ class Calls(crew.ChannelTest):
             reader.recv()
 
     def test_buffer_overwritten(self):
-        """C10: the driver overwrites what it sent as soon as send returns; the reader comes later."""
+        """The driver overwrites what it sent as soon as send returns; the reader comes later."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1)
             for how in ("send", "sendv"):
@@ -271,7 +271,7 @@ class Calls(crew.ChannelTest):
                 reader.recv(count=10, low=1000, high=100_000)
 
     def test_limits(self):
-        """C11: /dev/shm does not matter; a limit of a cgroup, or of file sizes, is an error with a sentence, never a signal."""
+        """/dev/shm does not matter; a limit of a cgroup, or of file sizes, is an error with a sentence, never a signal."""
         script = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
         if os.geteuid() == 0:
             with Crew(self) as these:
@@ -300,7 +300,7 @@ class Calls(crew.ChannelTest):
             limit.remove()
 
     def test_too_long(self):
-        """C12: both numbers; then a small one."""
+        """Both numbers; then a small one."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1, bytes=8192)
             for how in ("send", "sendv", "reserve"):
@@ -311,7 +311,7 @@ class Calls(crew.ChannelTest):
                 reader.recv(low=8192)
 
     def test_reader_leaves_a_full_ring(self):
-        """C18: the writer that sleeps is woken, by a close as by an end without one."""
+        """The writer that sleeps is woken, by a close as by an end without one."""
         for ordered in (True, False):
             with self.subTest(ordered=ordered), Crew(self) as these:
                 writer, (reader,) = these.pair(1, objects=2, evict=True)
@@ -329,7 +329,7 @@ class Calls(crew.ChannelTest):
                 self.assertLess(answer.ns - left, crew.DEATH_NS)
 
     def test_sizes(self):
-        """C19, between processes: nothing up to the capacity waits for ever, at whatever offset."""
+        """Between processes: nothing up to the capacity waits for ever, at whatever offset."""
         sizes = [0, 1, 63, 64, 65, 4095, 4096, 4097, 6143, 6144, 6145, 12287, 12288]
         with Crew(self) as these:
             writer, (reader,) = these.pair(1, bytes=12288)
@@ -343,7 +343,7 @@ class Calls(crew.ChannelTest):
                     self.assertEqual(writer.answer().name, "OK")
 
     def test_size_as_given(self):
-        """C21: the size of the options is the one that both sides and the segment say."""
+        """The size of the options is the one that both sides and the segment say."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1, bytes=100_000, objects=37)
             for info in (writer.ask("info"), reader.ask("info")):
@@ -353,7 +353,7 @@ class Calls(crew.ChannelTest):
                 self.assertEqual((header["max_bytes"], header["max_objects"]), (100_032, 37))
 
     def test_attach_while_the_other_waits(self):
-        """C23: whichever call a process is in, on whichever channel, others attach to it."""
+        """Whichever call a process is in, on whichever channel, others attach to it."""
         with Crew(self) as these:
             first, (slow,) = these.pair(1, objects=1)
             second = first.ask("create", h=1, reserved=1).address
@@ -391,7 +391,7 @@ class Calls(crew.ChannelTest):
 
 class Network(crew.ChannelTest):
     def test_nothing_listens(self):
-        """C17: no socket of these processes is a network's."""
+        """No socket of these processes is a network's."""
         with Crew(self) as these:
             writer, (reader,) = these.pair(1)
             for driver in (writer, reader):

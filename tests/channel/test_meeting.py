@@ -267,7 +267,7 @@ class Apart(crew.ChannelTest):
             reader.ask("attach", address=writer.create(open=1), want="ECONNREFUSED")
 
     def test_another_user(self):
-        """C17: refused from both sides, with both users named."""
+        """Refused from both sides, with both users named."""
         with tempfile.TemporaryDirectory(prefix="tundish-channel-") as folder, Crew(self) as these:
             os.chmod(folder, 0o777)
             program = shutil.copy(crew.DRIVER, f"{folder}/driver")

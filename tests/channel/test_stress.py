@@ -61,11 +61,11 @@ class Stress(crew.ChannelTest):
         self.arrays({"bytes": 1 << 20}, 1000)
 
     def test_slow_reader(self):
-        """C1: the queue is full all the time."""
+        """The queue is full all the time."""
         self.through(1000, {"low": 100, "high": 2000}, 1, {"bytes": 4096, "objects": 3}, sleep_us=300)
 
     def test_ten_million(self):
-        """C2. Fewer under sanitizers."""
+        """10 million small objects; fewer under sanitizers."""
         count = MANY // crew.SLOWER
         for readers in (2, 8):
             with self.subTest(readers=readers):
@@ -73,12 +73,12 @@ class Stress(crew.ChannelTest):
                 print(f"{count} objects, {readers} readers: {seconds:.1f} s")
 
     def test_one_processor(self):
-        """C3: whoever spins keeps the one from running for which it waits."""
+        """Whoever spins keeps the one from running for which it waits."""
         alone = {min(os.sched_getaffinity(0))}
         self.through(2000, {"low": 64, "high": 512}, 8, {"bytes": 8192, "objects": 4}, before=lambda: os.sched_setaffinity(0, alone))
 
     def test_one_processor_later(self):
-        """C3, with handles that were opened when there were more: they spin, and end it."""
+        """The same with handles that were opened when there were more: they spin, and end it."""
         alone = {min(os.sched_getaffinity(0))}
         with Crew(self) as these:
             writer, readers = these.pair(8, bytes=8192, objects=4)
@@ -94,7 +94,7 @@ class Stress(crew.ChannelTest):
 
     @crew.needs_failpoints
     def test_wake_between_check_and_sleep(self):
-        """C5: each side is held up for a while, in turn, between its look and its sleep, and between what it does and its wake."""
+        """Each side is held up for a while, in turn, between its look and its sleep, and between what it does and its wake."""
         for step in ("S2", "S3", "S4", "V2", "V3", "V4", "W4", "W5", "W6", "W7", "R4", "R5", "R6", "R7", "S5", "V5"):
             with self.subTest(step=step):
                 for options in ({"bytes": 4096, "objects": 1}, {"bytes": 4096, "objects": 2, "spin": False}):
@@ -126,7 +126,7 @@ class Stress(crew.ChannelTest):
 
 
 class Idle(crew.ChannelTest):
-    """C4. Time on a processor, of all threads, by the kernel's account."""
+    """Time on a processor, of all threads, by the kernel's account."""
 
     def used(self, drivers, seconds):
         before = [driver.cpu_ns() for driver in drivers]

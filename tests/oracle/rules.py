@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract's rules for who gets which slice of which tensor, written down once more and apart from the library.
+"""The rules (docs/design/plan.md) for who gets which slice of which tensor, written down once more and apart from the library.
 
 Works on whole tensors (name, shape) and Python integers; knows nothing of reads, slabs or plans. A slice is (dim, [(first, last)...]);
 None is the whole tensor.

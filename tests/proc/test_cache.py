@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A load that leaves gigabytes of page cache, or throws out what others had warm, slows its neighbours down.
 
-L23: after a load the page cache of each file is as it was before: cold stays cold, warm stays warm, to the page, for direct and buffered
+After a load the page cache of each file is as it was before: cold stays cold, warm stays warm, to the page, for direct and buffered
 reads and one or four ranks; `--keep-cache` keeps. What one rank finds warm because another reader has just brought it in is cold
 afterwards, also after Ctrl-C; `verify --deep` leaves everything as it was too. Seen with cachestat from outside.
 """

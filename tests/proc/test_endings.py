@@ -102,7 +102,7 @@ class Endings(harness.ProcTest):
         self.assertEqual(done.returncode, 5, done.stderr)
 
     def test_the_file_shrinks(self):
-        """L5: the last shard loses its data while the first is read: an error that names file and tensor, no SIGBUS."""
+        """The last shard loses its data while the first is read: an error that names file and tensor, no SIGBUS."""
         last = harness.shards(self.shrinking)[-1]
         size = os.path.getsize(last)
         for args in ([], ["--direct", "off"]):

@@ -3,7 +3,7 @@
 """Containers and file systems refuse calls one by one; a fallback that was never taken gives an error, or other bytes, on the user's machine.
 
 Each kernel feature is denied in turn by a real seccomp filter, or refused, cut short or interrupted by a preloaded library: the checksums are
-those of a plain run, and the report names the way that was taken. L27, L28, L29.
+those of a plain run, and the report names the way that was taken.
 """
 import contextlib
 import os
@@ -125,7 +125,7 @@ class Fallbacks(harness.ProcTest):
         self.assertTrue(result.report["error"]["tensor"])
 
     def test_above_two_gib(self):
-        """L29: one tensor of 2.5 GiB, marked around the limits of 31 and 32 bits, in pieces and in one buffer."""
+        """One tensor of 2.5 GiB, marked around the limits of 31 and 32 bits, in pieces and in one buffer."""
         folder = os.path.join(self.scratch, "l29")
         os.mkdir(folder)
         path = os.path.join(folder, "model.safetensors")

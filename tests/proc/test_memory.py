@@ -44,7 +44,7 @@ class Memory(harness.ProcTest):
         return result
 
     def test_40_gib_under_a_small_address_space(self):
-        """L20: nothing maps a file's size: 40 GiB open, one tensor read, under `ulimit -v 2000000`."""
+        """Nothing maps a file's size: 40 GiB open, one tensor read, under `ulimit -v 2000000`."""
         folder = self.folder("l20")
         os.mkdir(folder)
         stfile.header_only(os.path.join(folder, "model.safetensors"),
@@ -56,7 +56,7 @@ class Memory(harness.ProcTest):
         self.assertEqual((report["ranks"][0]["tensors"], report["ranks"][0]["kept_bytes"]), (1, 4096))
 
     def test_slow_consumer(self):
-        """L21: 32 shards of 16 MiB, 64 MiB budget, a consumer that takes 2 ms for each tensor while reading runs ahead."""
+        """32 shards of 16 MiB, 64 MiB budget, a consumer that takes 2 ms for each tensor while reading runs ahead."""
         folder = plain(self.folder("l21"), 32, 16, MIB)
         self.bounded(folder, 64 * MIB)
         done = subprocess.run([CONSUME, folder, str(64 * MIB), "1", "2000"], capture_output=True, text=True, timeout=60,
@@ -67,7 +67,7 @@ class Memory(harness.ProcTest):
         self.assertLessEqual(one["peak_rss_bytes"], 96 * MIB)
 
     def test_fifty_loads(self):
-        """L26: 50 loads in one process: memory, mappings, descriptors and threads are flat once the first few have warmed up."""
+        """50 loads in one process: memory, mappings, descriptors and threads are flat once the first few have warmed up."""
         folder = plain(self.folder("l26"), 4, 8, MIB)
         for engine in ("uring", "threads"):
             done = subprocess.run([CONSUME, folder, str(16 * MIB), "50", "0", engine], capture_output=True, text=True,
@@ -81,7 +81,7 @@ class Memory(harness.ProcTest):
             self.assertLessEqual(max(one["rss_bytes"] for one in rounds[5:]) - rounds[5]["rss_bytes"], 2 * MIB, engine)
 
     def test_one_large_shard(self):
-        """L24: one shard of 512 MiB, 32 MiB budget, largest tensor 16 MiB; direct, buffered, both engines and packings."""
+        """One shard of 512 MiB, 32 MiB budget, largest tensor 16 MiB; direct, buffered, both engines and packings."""
         folder = plain(self.folder("l24"), 1, 32, 16 * MIB)
         for args in ([], ["--direct", "off"], ["--engine", "threads", "--packing", "name"], ["--slab", "0"],
                      ["--direct", "off", "--packing", "name"]):
@@ -109,7 +109,7 @@ class Memory(harness.ProcTest):
         self.bounded(folder, 64 * MIB, limits=[(resource.RLIMIT_AS, 10**9)])
 
     def test_budget_comes_from_the_cgroup(self):
-        """L22: no `--budget`, a limit of 256 MiB, 1 GiB of files: completes, and sizes itself from the limit."""
+        """No `--budget`, a limit of 256 MiB, 1 GiB of files: completes, and sizes itself from the limit."""
         folder = plain(self.folder("l22"), 4, 16, 16 * MIB)
         limit = harness.MemoryLimit(256 * MIB)
         try:
@@ -120,7 +120,7 @@ class Memory(harness.ProcTest):
             limit.remove()
 
     def test_major_faults(self):
-        """L30: a cold load faults nothing in: the few that a process's own start may take, not one per 128 KiB."""
+        """A cold load faults nothing in: the few that a process's own start may take, not one per 128 KiB."""
         folder = plain(self.folder("l30"), 4, 16, 4 * MIB)
         harness.run(["load", folder])
         for path in harness.shards(folder):

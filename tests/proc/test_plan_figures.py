@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan that is slow, or off by one expert, is noticed on the cluster and not before.
 
-The contract's large checkpoint as a sparse copy: 48 shards, 93,680 target tensors, 384 experts x 40 layers of MXFP4 shapes, a draft
-stack of 2,401 tensors, about 300 GB nominal. `tundish plan` must give the contract's figures for four ranks, in under a second.
+A large checkpoint as a sparse copy: 48 shards, 93,680 target tensors, 384 experts x 40 layers of MXFP4 shapes, a draft stack of 2,401
+tensors, about 300 GB nominal. `tundish plan` must give the figures for four ranks that follow from these shapes, in under a second.
 """
 import json
 import os
@@ -57,7 +57,7 @@ class PlanFigures(harness.ProcTest):
         # Processor time: what others do on this machine does not count.
         return json.loads(done.out), done.usage.ru_utime + done.usage.ru_stime
 
-    def test_the_checkpoint_is_the_contracts(self):
+    def test_the_checkpoint_is_large_and_sparse(self):
         self.assertEqual(len(harness.shards(self.scratch)), 48)
         self.assertGreaterEqual(self.total, 289 * 10**9)
         used = sum(os.stat(path).st_blocks * 512 for path in harness.shards(self.scratch))

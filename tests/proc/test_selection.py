@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading what nobody asked for is the common waste: experts of other ranks, tensors that the model skips, a core that is shared.
 
-L31 experts under EP with scales and a draft stack of another size, L33 names given before the plan, L35 a caller pinned to one core.
+Experts under EP with scales and a draft stack of another size, names given before the plan, a caller pinned to one core.
 """
 import json
 import os
@@ -18,7 +18,7 @@ class Selection(harness.ProcTest):
         return done, json.loads(done.out) if done.code == 0 else None
 
     def test_experts_under_ep(self):
-        """L31: 8 experts over EP 2, a draft stack of 4: bytes read are the plan's, and the plan's are what ownership says."""
+        """8 experts over EP 2, a draft stack of 4: bytes read are the plan's, and the plan's are what ownership says."""
         folder = stfile.moe_checkpoint(os.path.join(self.scratch, "l31"), experts=8, draft_experts=4)
         expert = sum(stfile.size_of(dtype, shape) for _, dtype, shape in stfile.expert_tensors("x.", 0, 128, 256))
         for phase, owned, count in (("target", 4, 8), ("draft", 4, 4)):
@@ -56,7 +56,7 @@ class Selection(harness.ProcTest):
             json.dump({**known, **facts}, file)
 
     def test_names_given_before(self):
-        """L33: two of 36 tensors wanted: the others are neither read nor brought into the page cache, their shards not touched."""
+        """Two of 36 tensors wanted: the others are neither read nor brought into the page cache, their shards not touched."""
         parts = [[(f"layer.{shard}.{n:02d}", "U8", [MIB]) for n in range(12)] for shard in range(3)]
         folder = stfile.write_checkpoint(os.path.join(self.scratch, "l33"), parts)
         for path in harness.shards(folder):
@@ -70,7 +70,7 @@ class Selection(harness.ProcTest):
             self.assertLessEqual(harness.cached_bytes(path), 65536 + (2 * MIB + 16384 if number == 1 else 0))
 
     def test_pinned_caller(self):
-        """L35: pinned to one core by an engine, the I/O threads take the cpuset's, and `--cpus` is obeyed."""
+        """Pinned to one core by an engine, the I/O threads take the cpuset's, and `--cpus` is obeyed."""
         cpus = sorted(os.sched_getaffinity(0))
         if len(cpus) < 2:
             self.skipTest("one processor")

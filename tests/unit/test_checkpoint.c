@@ -161,7 +161,7 @@ static void refused(const char *path, const struct tnd_checkpoint_opts *opts, in
 
 /* -- one file -- */
 
-/* L2, L3 and their kind. */
+/* Files of other formats, interrupted downloads. */
 static void foreign_files(void **state)
 {
 	static const struct {
@@ -214,7 +214,7 @@ static void sparse_header(const char *name, uint64_t n)
 	close(fd);
 }
 
-/* L1. The bytes after `{}` are holes, NULs: past the limit such a header is refused for them, so the code tells which check came. */
+/* The bytes after `{}` are holes, NULs: past the limit such a header is refused for them, so the code tells which check came. */
 static void header_limit(void **state)
 {
 	struct tnd_checkpoint_opts opts = {.struct_bytes = sizeof(opts)};
@@ -252,7 +252,7 @@ static void options(void **state)
 	refused(in_folder("m"), &opts, TND_E_INVALID, "max_header_bytes", NULL);
 }
 
-/* L4, L6, L10. */
+/* Data that are shorter or longer than the header says, a shape that asks for more than its offsets give. */
 static void lengths(void **state)
 {
 	struct tnd_checkpoint_opts lenient = {.struct_bytes = sizeof(lenient),
@@ -268,12 +268,12 @@ static void lengths(void **state)
 	write_file("more", header, 24);
 	refused(in_folder("more"), NULL, TND_E_TRAILING, "8 trailing bytes", NULL);
 	tnd_checkpoint_close(opened(in_folder("more"), TND_CHECKPOINT_F_ALLOW_TRAILING));
-	write_file("l10",
+	write_file("shape",
 		   "{\"w\":{\"dtype\":\"F32\",\"shape\":[1000,1000],\"data_offsets\":[0,4]}}", 4);
-	refused(in_folder("l10"), NULL, TND_E_SHAPE, "'w'", "4000000", NULL);
+	refused(in_folder("shape"), NULL, TND_E_SHAPE, "'w'", "4000000", NULL);
 }
 
-/* L19: none of these may block; the alarm ends the test if one does. */
+/* None of these may block; the alarm ends the test if one does. */
 static void irregular_files(void **state)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -346,7 +346,7 @@ static int open_without_descriptors(const char *path)
 	return strstr(error.message, "Too many open files") ? 0 : 2;
 }
 
-/* L18. */
+/* The cause is told as it is: no permission is not "no such file". */
 static void real_errno(void **state)
 {
 	(void)state;
@@ -385,7 +385,7 @@ static int open_sparse(const char *path)
 	return 0;
 }
 
-/* L20. */
+/* Nothing maps the size of a file: 2 GB of address space are enough. */
 static void sparse_40_gib(void **state)
 {
 	static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[42949672960],\"data_"
@@ -514,7 +514,7 @@ static void list_of_files(void **state)
 
 #define INDEX "model.safetensors.index.json"
 
-/* L15, and that index files of other names are found. */
+/* A file that the index does not name is not opened; index files of other names are found. */
 static void index_is_authoritative(void **state)
 {
 	static const char *const names[] = {INDEX, "consolidated.safetensors.index.json",
@@ -551,7 +551,7 @@ static void index_is_authoritative(void **state)
 	refused(folder, NULL, TND_E_INDEX, "one index, found 2", NULL);
 }
 
-/* L14, L16: all that is missing, in one sentence; the flag reads what is there. */
+/* All that is missing, in one sentence; the flag reads what is there. */
 static void index_disagrees(void **state)
 {
 	struct tnd__text text = {0};
@@ -611,7 +611,7 @@ static void index_is_checked(void **state)
 	tnd_checkpoint_close(opened(folder, 0));
 }
 
-/* L17. */
+/* A hub cache: files are links into a folder of blobs. */
 static void snapshot_of_links(void **state)
 {
 	struct tnd_checkpoint *checkpoint;
