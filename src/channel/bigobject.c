@@ -11,9 +11,9 @@
  *
  * A slab is one memfd from the caller's pool, half as large again as what it is made for. It is
  * sealed before anybody gets its descriptor, as the ring is, and its pages are taken before they
- * are written. Readers get the descriptor on the socket when it is made or when they attach, so
- * that they have it even if this process closes or dies right after the object was published. Where
- * that message was lost (no memory for it), they ask.
+ * are written (slabmake.c). Readers get the descriptor on the socket when it is made or when they
+ * attach, so that they have it even if this process closes or dies right after the object was
+ * published. Where that message was lost (no memory for it), they ask.
  *
  * Free again: the cursor of a reader says that it has borrowed or copied the object; a borrow holds
  * a lease in the control segment, added before the cursor passes the object. So cursors are looked
@@ -32,25 +32,10 @@
  * queue, where neither readers nor cancel would be seen.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "bigobject.h"
-#include "memory/headroom.h"
-#include "segment.h"
 
 #define BUDGET_LOOK_NS INT64_C(10000000)
-
-enum { FREE, TAKEN, SENT };
-
-static struct tnd__host_slab *slab_at(struct tnd_channel *channel, uint32_t index)
-{
-	return &channel->slabs->host[index];
-}
 
 int tnd__slabs_host(struct tnd_channel *channel, struct tnd_slab_pool *pool,
 		    struct tnd_error *reterr)
@@ -92,29 +77,23 @@ void tnd__slabs_close(struct tnd_channel *channel, bool forked)
 
 void tnd__slab_packet(const struct tnd__slab_note *note, int fd, struct tnd__packet *packet)
 {
-	packet->kind = TND__PACKET_SLAB;
-	packet->bytes = sizeof(*note);
+	tnd__packet_make(packet, TND__PACKET_SLAB, note, sizeof(*note));
 	packet->fd_count = fd >= 0;
 	packet->fds[0] = fd;
-	memcpy(packet->data, note, sizeof(*note));
 }
 
 /* -- telling readers -- */
 
 static struct tnd__slab_note note_of(struct tnd_channel *channel, uint32_t index, uint32_t what)
 {
-	const struct tnd__host_slab *slab = slab_at(channel, index);
+	const struct tnd__host_slab *slab = tnd__host_slab(channel, index);
 
 	return (struct tnd__slab_note){slab->serial, slab->bytes, index, what};
 }
 
-/*
- * To every reader that has not been told (TND__NOTE_HERE), or that has (TND__NOTE_RETIRE). Who
- * cannot be reached asks, or is gone. Under lock.
- */
-static void tell(struct tnd_channel *channel, uint32_t index, uint32_t what)
+void tnd__slab_tell(struct tnd_channel *channel, uint32_t index, uint32_t what)
 {
-	struct tnd__host_slab *slab = slab_at(channel, index);
+	struct tnd__host_slab *slab = tnd__host_slab(channel, index);
 	struct tnd__slab_note note = note_of(channel, index, what);
 	struct tnd__packet packet;
 
@@ -135,8 +114,8 @@ void tnd__slabs_greet(struct tnd_channel *channel)
 {
 	pthread_mutex_lock(&channel->lock);
 	for (uint32_t i = 0; channel->slabs && i < TND__SLABS_MAX; i++)
-		if (slab_at(channel, i)->slab)
-			tell(channel, i, TND__NOTE_HERE);
+		if (tnd__host_slab(channel, i)->slab)
+			tnd__slab_tell(channel, i, TND__NOTE_HERE);
 	pthread_mutex_unlock(&channel->lock);
 }
 
@@ -148,18 +127,17 @@ void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
 	uint32_t place = (uint32_t)tnd__peer_tag(peer);
 	int fd = -1;
 
-	if (packet->bytes != sizeof(note))
+	if (!tnd__packet_read(packet, &note, sizeof(note)))
 		return;
-	memcpy(&note, packet->data, sizeof(note));
 	if (note.what != TND__NOTE_ASK || note.index >= TND__SLABS_MAX)
 		return;
 	pthread_mutex_lock(&channel->lock);
-	if (slab_at(channel, note.index)->slab &&
-	    slab_at(channel, note.index)->serial == note.serial) {
+	if (tnd__host_slab(channel, note.index)->slab &&
+	    tnd__host_slab(channel, note.index)->serial == note.serial) {
 		note = note_of(channel, note.index, TND__NOTE_HERE);
-		fd = tnd_slab_fd(slab_at(channel, note.index)->slab);
+		fd = tnd_slab_fd(tnd__host_slab(channel, note.index)->slab);
 		if (place < TND__PLACES_MAX)
-			slab_at(channel, note.index)->told[place] =
+			tnd__host_slab(channel, note.index)->told[place] =
 				channel->writer.places[place].generation;
 	} else {
 		note.what = TND__NOTE_GONE;
@@ -179,9 +157,9 @@ static bool is_free(const struct tnd_channel *channel, uint32_t index)
 	/* Pairs with tnd__slabs_sent() and tnd__slabs_put_back(). */
 	uint32_t state = atomic_load_explicit(&slab->state, memory_order_acquire);
 
-	if (!slab->slab || state == TAKEN)
+	if (!slab->slab || state == TND__SLAB_TAKEN)
 		return false;
-	if (state == FREE)
+	if (state == TND__SLAB_FREE)
 		return true;
 	if (channel->writer.freed - slab->number - 1 > UINT64_MAX / 2)
 		return false;
@@ -241,23 +219,7 @@ static int look_for_free(struct tnd__wait *wait, struct tnd_error *reterr)
 	return rc < 0 ? rc : find_free(wait->channel, 0, &index) > 0;
 }
 
-/* -- making and retiring -- */
-
-static void retire(struct tnd_channel *channel, uint32_t index)
-{
-	struct tnd__host_slab *slab = slab_at(channel, index);
-	struct tnd__slab_entry *entry = &channel->shared.header->slabs[index];
-	struct tnd_slab *memory = slab->slab;
-
-	/* relaxed: for stat only. */
-	atomic_store_explicit(&entry->bytes, 0, memory_order_relaxed);
-	atomic_store_explicit(&entry->serial, 0, memory_order_relaxed);
-	pthread_mutex_lock(&channel->lock);
-	tell(channel, index, TND__NOTE_RETIRE);
-	slab->slab = NULL;
-	pthread_mutex_unlock(&channel->lock);
-	tnd__slab_discard(memory);
-}
+/* -- taking -- */
 
 /* Retires one free slab, the smallest. Return: whether there was one. */
 static bool retire_one(struct tnd_channel *channel)
@@ -266,129 +228,8 @@ static bool retire_one(struct tnd_channel *channel)
 
 	if (!find_free(channel, 0, &index))
 		return false;
-	retire(channel, index);
+	tnd__slab_retire(channel, index);
 	return true;
-}
-
-/* Pages for the first `bytes`. `headroom`: of which they are a part. */
-static int take_pages(struct tnd__host_slab *slab, uint64_t bytes, struct tnd__headroom *headroom,
-		      struct tnd_error *reterr)
-{
-	uint64_t to = TND__MIN(tnd__round_up(bytes, TND__PAGE), slab->bytes);
-	int rc;
-
-	if (to <= slab->taken)
-		return 0;
-	rc = tnd__headroom_take(headroom, tnd_slab_fd(slab->slab), slab->taken, to, reterr);
-	if (rc == 0)
-		slab->taken = to;
-	return rc;
-}
-
-static int say_no_slab(const struct tnd_channel *channel, int code, uint64_t bytes,
-		       struct tnd_error *reterr)
-{
-	return tnd__fail_plain(reterr, code,
-			       "expected a slab of %" PRIu64
-			       " bytes for an object of channel '%s', found %s: %s; raise that "
-			       "limit, or send it in parts",
-			       bytes, channel->shared.name, tnd_error_name(code),
-			       tnd_strerror(code));
-}
-
-/* Memory of `capacity` for `slab`, with pages for `bytes`, sealed. Return: 0; -EAGAIN (budget). */
-static int make_memory(struct tnd_channel *channel, struct tnd__host_slab *slab, uint64_t bytes,
-		       uint64_t capacity, struct tnd_error *reterr)
-{
-	struct tnd_charge_opts how = {.struct_bytes = sizeof(how), .flags = TND_CHARGE_F_TRY};
-	struct tnd__headroom headroom;
-	struct stat stat;
-	char what[128];
-	int rc;
-
-	snprintf(what, sizeof(what), "a slab of channel '%s'", channel->shared.name);
-	rc = tnd__headroom_file(capacity, what, reterr);
-	if (rc < 0)
-		return rc;
-	tnd__headroom_open(&headroom, capacity, what);
-	/* All of it: on huge pages the pool takes it at once. */
-	rc = tnd__headroom_check(&headroom, reterr);
-	if (rc < 0)
-		goto close_headroom;
-	rc = tnd_slab_acquire(channel->slabs->pool, capacity, what, &how, &slab->slab);
-	if (rc < 0) {
-		say_no_slab(channel, rc, capacity, reterr);
-		goto close_headroom;
-	}
-	slab->taken = 0;
-	slab->bytes = capacity;
-	if (fstat(tnd_slab_fd(slab->slab), &stat) == 0)
-		slab->bytes = (uint64_t)stat.st_size;
-	rc = take_pages(slab, bytes, &headroom, reterr);
-	if (rc == 0)
-		rc = tnd__failpoint("channel.slab-seal");
-	if (rc == 0 && (madvise(tnd_slab_data(slab->slab), slab->bytes, MADV_DONTFORK) < 0 ||
-			fcntl(tnd_slab_fd(slab->slab), F_ADD_SEALS, TND__SLAB_SEALS) < 0))
-		rc = -errno;
-	if (rc < 0) {
-		say_no_slab(channel, rc, capacity, rc == TND_E_HEADROOM ? NULL : reterr);
-		tnd__slab_discard(slab->slab);
-	}
-
-close_headroom:
-	tnd__headroom_close(&headroom);
-	return rc;
-}
-
-/*
- * A new slab at `index`, larger than needed if that can be had. Return: 0; -EAGAIN (the budget has
- * nothing now); TND_E_BUDGET; TND_E_HEADROOM; -errno.
- */
-static int make(struct tnd_channel *channel, uint32_t index, uint64_t bytes,
-		struct tnd_error *reterr)
-{
-	struct tnd__host_slab *slab = slab_at(channel, index);
-	struct tnd__slab_entry *entry = &channel->shared.header->slabs[index];
-	uint64_t most = TND__MAX(bytes, channel->shared.max_object_bytes);
-	struct tnd__host_slab made = {0};
-	int rc;
-
-	rc = make_memory(channel, &made, bytes,
-			 tnd__round_up(TND__MIN(bytes + bytes / 2, most), TND__PAGE), NULL);
-	if (rc < 0)
-		rc = make_memory(channel, &made, bytes, tnd__round_up(bytes, TND__PAGE), reterr);
-	if (rc < 0)
-		return rc;
-	pthread_mutex_lock(&channel->lock);
-	slab->serial = ++channel->slabs->serials;
-	slab->bytes = made.bytes;
-	slab->taken = made.taken;
-	memset(slab->told, 0, sizeof(slab->told));
-	atomic_store_explicit(&slab->state, FREE, memory_order_relaxed);
-	slab->slab = made.slab;
-	pthread_mutex_unlock(&channel->lock);
-	/* relaxed: for stat only. */
-	atomic_store_explicit(&entry->bytes, slab->bytes, memory_order_relaxed);
-	atomic_store_explicit(&entry->serial, slab->serial, memory_order_relaxed);
-	return 0;
-}
-
-/* -- taking -- */
-
-static int top_up(struct tnd_channel *channel, struct tnd__host_slab *slab, uint64_t bytes,
-		  struct tnd_error *reterr)
-{
-	struct tnd__headroom headroom;
-	char what[128];
-	int rc;
-
-	if (bytes <= slab->taken)
-		return 0;
-	snprintf(what, sizeof(what), "a slab of channel '%s'", channel->shared.name);
-	tnd__headroom_open(&headroom, bytes - slab->taken, what);
-	rc = take_pages(slab, bytes, &headroom, reterr);
-	tnd__headroom_close(&headroom);
-	return rc;
 }
 
 static uint32_t find_vacant(const struct tnd_channel *channel)
@@ -419,7 +260,7 @@ static int try_take(struct tnd_channel *channel, uint64_t bytes, uint32_t *ret_i
 
 		rc = -EAGAIN;
 		if (vacant < TND__SLABS_MAX)
-			rc = make(channel, vacant, bytes, reterr);
+			rc = tnd__slab_make(channel, vacant, bytes, reterr);
 		if (rc == 0) {
 			index = vacant;
 		} else if (rc == TND_E_BUDGET || !retire_one(channel)) {
@@ -427,13 +268,14 @@ static int try_take(struct tnd_channel *channel, uint64_t bytes, uint32_t *ret_i
 			return rc;
 		}
 	}
-	rc = top_up(channel, slab_at(channel, index), bytes, reterr);
+	rc = tnd__slab_top_up(channel, index, bytes, reterr);
 	if (rc < 0)
 		return rc;
 	pthread_mutex_lock(&channel->lock);
-	tell(channel, index, TND__NOTE_HERE);
+	tnd__slab_tell(channel, index, TND__NOTE_HERE);
 	pthread_mutex_unlock(&channel->lock);
-	atomic_store_explicit(&slab_at(channel, index)->state, TAKEN, memory_order_relaxed);
+	atomic_store_explicit(&tnd__host_slab(channel, index)->state, TND__SLAB_TAKEN,
+			      memory_order_relaxed);
 	*ret_index = index;
 	return 0;
 }
@@ -465,25 +307,26 @@ int tnd__slabs_take(struct tnd_channel *channel, uint64_t bytes, int64_t deadlin
 
 void *tnd__slabs_data(struct tnd_channel *channel, uint32_t index)
 {
-	return tnd_slab_data(slab_at(channel, index)->slab);
+	return tnd_slab_data(tnd__host_slab(channel, index)->slab);
 }
 
 uint64_t tnd__slabs_place(struct tnd_channel *channel, uint32_t index)
 {
-	return tnd__slab_place(slab_at(channel, index)->serial, index);
+	return tnd__slab_place(tnd__host_slab(channel, index)->serial, index);
 }
 
 void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t number)
 {
-	struct tnd__host_slab *slab = slab_at(channel, index);
+	struct tnd__host_slab *slab = tnd__host_slab(channel, index);
 
 	slab->number = number;
 	/* Pairs with is_free(): commit may be another thread's. */
-	atomic_store_explicit(&slab->state, SENT, memory_order_release);
+	atomic_store_explicit(&slab->state, TND__SLAB_SENT, memory_order_release);
 }
 
 void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index)
 {
 	/* Pairs with is_free(): abort may be another thread's. */
-	atomic_store_explicit(&slab_at(channel, index)->state, FREE, memory_order_release);
+	atomic_store_explicit(&tnd__host_slab(channel, index)->state, TND__SLAB_FREE,
+			      memory_order_release);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bigobject.h - objects by slab: between bigobject.c, the writer, and slabview.c, the readers */
+/*
+ * bigobject.h - objects by slab: between bigobject.c and slabmake.c, the writer, and slabview.c, the
+ * readers
+ */
 #ifndef TND_BIGOBJECT_H
 #define TND_BIGOBJECT_H
 
@@ -25,13 +28,15 @@ static inline uint64_t tnd__slab_place(uint64_t serial, uint32_t index)
 	return serial << 12 | (uint64_t)index << 6 | TND__OBJECT_SLAB;
 }
 
+enum { TND__SLAB_FREE, TND__SLAB_TAKEN, TND__SLAB_SENT };
+
 /* One slab in the writer's process. */
 struct tnd__host_slab {
 	struct tnd_slab *slab; /* lock, to change; NULL: the index is vacant */
 	uint64_t serial, bytes;
 	uint64_t taken;  /* bytes that have their pages */
 	uint64_t number; /* of the object that it carried last */
-	/* Whose it is: a taker may hand it on in another thread. */
+	/* TND__SLAB_*, whose it is: a taker may hand it on in another thread. */
 	_Atomic uint32_t state;
 	/* lock; generation of each place's occupant that has been given the descriptor */
 	uint32_t told[TND__PLACES_MAX];
@@ -69,8 +74,37 @@ struct tnd__slabs {
 	struct tnd__host_slab host[];
 };
 
+static inline struct tnd__host_slab *tnd__host_slab(struct tnd_channel *channel, uint32_t index)
+{
+	return &channel->slabs->host[index];
+}
+
+/* -- the writer's memory (slabmake.c) -- */
+
+/*
+ * A new slab at `index`, larger than needed if that can be had. Return: 0; -EAGAIN (the budget has
+ * nothing now); TND_E_BUDGET; TND_E_HEADROOM; -errno.
+ */
+int tnd__slab_make(struct tnd_channel *channel, uint32_t index, uint64_t bytes,
+		   struct tnd_error *reterr);
+/* Pages for `bytes`, where there are less. Return: 0; TND_E_HEADROOM; -errno. */
+int tnd__slab_top_up(struct tnd_channel *channel, uint32_t index, uint64_t bytes,
+		     struct tnd_error *reterr);
+/* A free one: readers unmap it, the index is vacant. Not under lock. */
+void tnd__slab_retire(struct tnd_channel *channel, uint32_t index);
+
+/* -- telling readers (bigobject.c) -- */
+
+/*
+ * To every reader that has not been told (TND__NOTE_HERE), or that has (TND__NOTE_RETIRE). Who
+ * cannot be reached asks, or is gone. Under lock.
+ */
+void tnd__slab_tell(struct tnd_channel *channel, uint32_t index, uint32_t what);
+
 /* Packet for `note`, with `fd` unless it is -1. */
 void tnd__slab_packet(const struct tnd__slab_note *note, int fd, struct tnd__packet *packet);
+
+/* -- the readers (slabview.c) -- */
 
 /* The reader's part of tnd__slabs_close(). */
 void tnd__views_close(struct tnd__slabs *slabs);

@@ -23,8 +23,9 @@ static int say_range(struct tnd_error *reterr, const char *what, uint64_t found,
 		     uint64_t most)
 {
 	return tnd__fail_plain(reterr, TND_E_INVALID,
-			       "%s is %" PRIu64 ", expected %" PRIu64 " to %" PRIu64, what, found,
-			       least, most);
+			       "%s: expected %" PRIu64 " to %" PRIu64 ", found %" PRIu64
+			       ": give a value in that range",
+			       what, least, most, found);
 }
 
 static int check_opts(const struct tnd_channel_opts *opts, struct tnd_error *reterr)
@@ -219,7 +220,8 @@ int tnd_channel_create(const struct tnd_channel_opts *opts, struct tnd_channel *
 		return rc;
 	channel = make_handle(true, opts->spin_ns, opts->warn_ns);
 	rc = channel ? open_writer(channel, opts, reterr)
-		     : tnd__fail_plain(reterr, -ENOMEM, "no memory for a channel");
+		     : tnd__fail_plain(reterr, -ENOMEM,
+				       "no memory for a channel's handle: free some");
 	if (rc < 0) {
 		if (channel)
 			undo_writer(channel, false, false);
@@ -265,7 +267,7 @@ int tnd_channel_attach(const char *address, uint32_t rank,
 	channel = make_handle(false, opts->spin_ns, opts->warn_ns);
 	rc = channel ? tnd__slabs_guest(channel) : -ENOMEM;
 	if (rc < 0)
-		rc = tnd__fail_plain(reterr, rc, "no memory for a channel");
+		rc = tnd__fail_plain(reterr, rc, "no memory for a channel's handle: free some");
 	else
 		rc = tnd__guest_attach(channel, address, rank, opts->deadline_ns, reterr);
 	if (rc < 0) {
@@ -341,14 +343,11 @@ const char *tnd_channel_address(const struct tnd_channel *channel)
 
 static int say_dead(struct tnd_channel *channel, uint32_t rank, struct tnd_error *reterr)
 {
-	int rc = tnd__fail_plain(reterr, TND_E_PEER_DEAD,
-				 "channel '%s': the reader of rank %" PRIu32
-				 " died before all were ready",
-				 channel->shared.name, rank);
-
-	if (reterr)
-		reterr->rank = (int32_t)rank;
-	return rc;
+	return tnd__fail_rank(reterr, TND_E_PEER_DEAD, (int32_t)rank,
+			      "channel '%s': the reader of rank %" PRIu32
+			      " died before all were ready: give it up (tnd_channel_evict), or "
+			      "start all again",
+			      channel->shared.name, rank);
 }
 
 /* By the seats, which both sides see. As S3 and V3; pairs with E1, tell_ready(), C1, P1. */

@@ -10,7 +10,7 @@
  *   send.c         the writer's data path; reserve.c: reservations
  *   receive.c      the readers' data path
  *   wait.c         spin, sleep, wake, warn: both sides
- *   bigobject.c    objects by slab: the writer; slabview.c: the readers
+ *   bigobject.c    objects by slab: the writer; slabmake.c: its memory; slabview.c: the readers
  *   stat.c         all of it seen from outside; stat_scan.c: found, stat_look.c: one channel
  *
  * Locks: `lock` of a handle guards its places, slabs and reservations; nothing waits under it.

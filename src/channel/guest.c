@@ -142,9 +142,7 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 
 	if (!packets)
 		return tnd__fail_plain(reterr, -ENOMEM, "no memory to attach to '%s'", address);
-	packets[0].kind = TND__PACKET_CHANNEL;
-	packets[0].bytes = sizeof(hello);
-	memcpy(packets[0].data, &hello, sizeof(hello));
+	tnd__packet_make(&packets[0], TND__PACKET_CHANNEL, &hello, sizeof(hello));
 	channel->reader.rank = rank;
 	rc = tnd__peer_connect(&to, &channel->reader.peer, &packets[1], reterr);
 	if (rc == 0)

@@ -267,12 +267,11 @@ static int on_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *pac
 	struct tnd__welcome welcome;
 	int rc;
 
-	if (packet->kind != TND__PACKET_CHANNEL || packet->bytes != sizeof(hello))
+	if (packet->kind != TND__PACKET_CHANNEL || !tnd__packet_read(packet, &hello, sizeof(hello)))
 		return tnd__fail_plain(error, TND_E_ADDRESS,
 				       "channel '%s' listens there, expected by the caller is "
 				       "something else: check the address",
 				       channel->shared.name);
-	memcpy(&hello, packet->data, sizeof(hello));
 	if (hello.version != TND__LAYOUT_VERSION)
 		return tnd__fail_plain(error, TND_E_VERSION,
 				       "channel '%s': the writer has layout version %u, the reader "
@@ -282,9 +281,7 @@ static int on_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *pac
 	if (rc < 0)
 		return rc;
 	tnd__peer_watch_lock(peer, channel->shared.control_fd, TND__LIFE_PLACE(welcome.place));
-	reply->kind = TND__PACKET_WELCOME;
-	reply->bytes = sizeof(welcome);
-	memcpy(reply->data, &welcome, sizeof(welcome));
+	tnd__packet_make(reply, TND__PACKET_WELCOME, &welcome, sizeof(welcome));
 	reply->fd_count = 2;
 	reply->fds[0] = channel->shared.data_fd;
 	reply->fds[1] = channel->shared.control_fd;

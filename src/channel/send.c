@@ -53,7 +53,6 @@ int tnd__writer_look(struct tnd_channel *channel, struct tnd_error *reterr)
 {
 	struct tnd__writer *writer = &channel->writer;
 	uint32_t rank;
-	int rc;
 
 	/* W1: pairs with A1 and E3. */
 	if (atomic_load_explicit(&writer->generation, memory_order_seq_cst) !=
@@ -65,13 +64,10 @@ int tnd__writer_look(struct tnd_channel *channel, struct tnd_error *reterr)
 	if (!writer->now_dead)
 		return 0;
 	rank = writer->places[__builtin_ctzll(writer->now_dead)].rank;
-	rc = tnd__fail_plain(reterr, TND_E_PEER_DEAD,
-			     "channel '%s': the reader of rank %" PRIu32
-			     " died: give it up (tnd_channel_evict) to go on without it",
-			     channel->shared.name, rank);
-	if (reterr)
-		reterr->rank = (int32_t)rank;
-	return rc;
+	return tnd__fail_rank(reterr, TND_E_PEER_DEAD, (int32_t)rank,
+			      "channel '%s': the reader of rank %" PRIu32
+			      " died: give it up (tnd_channel_evict) to go on without it",
+			      channel->shared.name, rank);
 }
 
 /* Byte position at which object `number` begins, or what comes after all objects. */

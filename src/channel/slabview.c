@@ -21,7 +21,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -146,9 +145,8 @@ void tnd__slabs_arrived(struct tnd_channel *channel, struct tnd__packet *packet)
 	struct tnd__slab_note note;
 	struct tnd__view *view;
 
-	if (packet->bytes != sizeof(note))
+	if (!tnd__packet_read(packet, &note, sizeof(note)))
 		return;
-	memcpy(&note, packet->data, sizeof(note));
 	if (note.index >= TND__SLABS_MAX)
 		return;
 	pthread_mutex_lock(&channel->lock);

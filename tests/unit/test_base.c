@@ -207,6 +207,7 @@ static void test_error_long(void **state)
 	free(name);
 }
 
+#ifdef TND_FAILPOINTS
 static void test_failpoints(void **state)
 {
 	(void)state;
@@ -221,6 +222,7 @@ static void test_failpoints(void **state)
 	assert_int_equal(tnd__failpoints_set(NULL), 0);
 	assert_int_equal(tnd__failpoint("b"), 0);
 }
+#endif
 
 static void test_process_state(void **state)
 {
@@ -281,12 +283,15 @@ static void test_text(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_size_parse),     cmocka_unit_test(test_slab_mb),
-		cmocka_unit_test(test_size_format),    cmocka_unit_test(test_printable),
-		cmocka_unit_test(test_glob),           cmocka_unit_test(test_list),
-		cmocka_unit_test(test_error),          cmocka_unit_test(test_error_long),
-		cmocka_unit_test(test_failpoints),     cmocka_unit_test(test_process_state),
-		cmocka_unit_test(test_process_unseen), cmocka_unit_test(test_text),
+		cmocka_unit_test(test_size_parse),    cmocka_unit_test(test_slab_mb),
+		cmocka_unit_test(test_size_format),   cmocka_unit_test(test_printable),
+		cmocka_unit_test(test_glob),          cmocka_unit_test(test_list),
+		cmocka_unit_test(test_error),         cmocka_unit_test(test_error_long),
+#ifdef TND_FAILPOINTS
+		cmocka_unit_test(test_failpoints),
+#endif
+		cmocka_unit_test(test_process_state), cmocka_unit_test(test_process_unseen),
+		cmocka_unit_test(test_text),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
