@@ -38,22 +38,24 @@ static struct tnd__watch *of(struct tnd__served *served)
 	return (struct tnd__watch *)(void *)served;
 }
 
-/* Return: start time; 0: ended, or not shown. */
-static uint64_t start_time(int32_t pid)
+/* Whether `state`, as tnd__process_state() gives it, is that of a process that has ended. */
+static bool is_end(int state)
 {
-	uint64_t began;
-	int state = tnd__process_state(pid, &began);
-
-	return state < 0 || state == 'Z' || state == 'X' ? 0 : began;
+	return state == -ESRCH || state == 'Z' || state == 'X';
 }
 
 static bool has_ended(const struct tnd__watch *watch)
 {
+	uint64_t began;
+	int state;
+
 	if (!watch->pid)
 		return tnd__life_held(watch->lock_fd, watch->lock_offset, true) == 0;
-	if (watch->began)
-		return start_time(watch->pid) != watch->began;
-	return kill(watch->pid, 0) < 0 && errno == ESRCH;
+	if (!watch->began)
+		return kill(watch->pid, 0) < 0 && errno == ESRCH;
+	state = tnd__process_state(watch->pid, &began);
+	/* One that cannot be looked at (no free descriptor, say) has not ended for that. */
+	return is_end(state) || (state >= 0 && began != watch->began);
 }
 
 static void ended(struct tnd__watch *watch)
@@ -143,7 +145,8 @@ static int start(struct tnd__watch *watch, struct tnd__watch **ret_watch)
 /* Return: 0, -ESRCH, -errno. */
 static int find_process(struct tnd__watch *watch, int32_t pid)
 {
-	int rc = tnd__pidfd_open(pid);
+	int rc = tnd__pidfd_open(pid), state;
+	uint64_t began;
 
 	watch->pid = pid;
 	if (rc >= 0)
@@ -152,7 +155,10 @@ static int find_process(struct tnd__watch *watch, int32_t pid)
 		return TND__MIN(rc, 0);
 	if (kill(pid, 0) < 0 && errno == ESRCH)
 		return -ESRCH;
-	watch->began = start_time(pid);
+	state = tnd__process_state(pid, &began);
+	if (state == 'Z' || state == 'X')
+		return -ESRCH;
+	watch->began = state < 0 ? 0 : began; /* 0: our /proc does not show it */
 	return 0;
 }
 
