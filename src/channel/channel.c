@@ -408,11 +408,14 @@ int tnd_channel_ready(struct tnd_channel *channel, int64_t deadline_ns, struct t
  */
 static uint64_t bytes_from(const struct tnd_channel *channel, uint64_t number, uint64_t head)
 {
-	const volatile struct tnd__descriptor *descriptor =
+	struct tnd__descriptor *descriptor =
 		&channel->shared.descriptors[tnd__slot(channel, number)];
-	uint64_t bytes = head - descriptor->position;
+	uint64_t bytes = head - atomic_load_explicit(&descriptor->position, memory_order_relaxed);
 
-	return descriptor->number == number && bytes <= channel->shared.max_bytes ? bytes : 0;
+	return atomic_load_explicit(&descriptor->number, memory_order_relaxed) == number &&
+			       bytes <= channel->shared.max_bytes
+		       ? bytes
+		       : 0;
 }
 
 static void fill_use(struct tnd_channel *channel, struct tnd_channel_info *info)

@@ -62,10 +62,13 @@ static_assert(sizeof(struct tnd__slab_entry) == 16, "format");
 
 #define TND__OBJECT_SLAB 1u /* in the low bits of tnd__descriptor.place: `place` is a slab index */
 
+/* The atomic ones are also looked at for figures, beside the sending thread: relaxed. */
 struct tnd__descriptor {
-	uint64_t number;   /* of the object: a reader checks that it is the one that it wants */
-	uint64_t position; /* of its begin, in bytes; that of the next one - this = bytes held */
-	uint64_t bytes;    /* exact length */
+	_Atomic uint64_t
+		number; /* of the object: a reader checks that it is the one that it wants */
+	_Atomic uint64_t
+		position; /* of its begin, in bytes; that of the next one - this = bytes held */
+	uint64_t bytes;   /* exact length */
 	uint64_t place; /* offset in the arena | 0; or slab serial << 12 | slab index << 6 | SLAB */
 };
 static_assert(sizeof(struct tnd__descriptor) == 32, "format");

@@ -507,7 +507,9 @@ void tnd__places_late(struct tnd_channel *channel, char *out, size_t out_bytes)
 				 : "");
 	} else {
 		bytes = writer->head_position -
-			channel->shared.descriptors[tnd__slot(channel, first)].position;
+			atomic_load_explicit(
+				&channel->shared.descriptors[tnd__slot(channel, first)].position,
+				memory_order_relaxed);
 		state = tnd__process_state(writer->places[late].pid, NULL);
 		tnd_size_format(bytes, size);
 		snprintf(out, out_bytes,

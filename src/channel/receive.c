@@ -105,15 +105,14 @@ static int read_descriptor(struct tnd_channel *channel, struct tnd__descriptor *
 	const struct tnd__segments *shared = &channel->shared;
 	uint64_t next = channel->reader.next;
 	/* Volatile: loaded once, whatever happens to it meanwhile. */
-	const volatile struct tnd__descriptor *source =
-		&shared->descriptors[tnd__slot(channel, next)];
-	struct tnd__descriptor found = {source->number, source->position, source->bytes,
-					source->place};
+	volatile struct tnd__descriptor *source = &shared->descriptors[tnd__slot(channel, next)];
+	/* Relaxed: R1 comes before. */
+	uint64_t number = atomic_load_explicit(&source->number, memory_order_relaxed);
+	struct tnd__descriptor found = {.bytes = source->bytes, .place = source->place};
 
-	if (found.number != next)
-		return evicted(channel)
-			       ? say_evicted(channel, reterr)
-			       : say_corrupt(channel, "number", found.number, next, reterr);
+	if (number != next)
+		return evicted(channel) ? say_evicted(channel, reterr)
+					: say_corrupt(channel, "number", number, next, reterr);
 	*ret_descriptor = found;
 	if (found.place & TND__OBJECT_SLAB)
 		return found.bytes <= shared->max_object_bytes

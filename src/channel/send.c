@@ -76,7 +76,9 @@ static uint64_t position_of(const struct tnd_channel *channel, uint64_t number)
 	const struct tnd__writer *writer = &channel->writer;
 
 	if (number != writer->published)
-		return channel->shared.descriptors[tnd__slot(channel, number)].position;
+		return atomic_load_explicit(
+			&channel->shared.descriptors[tnd__slot(channel, number)].position,
+			memory_order_relaxed);
 	if (writer->pending_first != writer->pending_end)
 		return writer->pending[tnd__slot(channel, writer->pending_first)].position;
 	return writer->head_position;
@@ -260,8 +262,9 @@ void tnd__writer_publish(struct tnd_channel *channel, uint64_t position, uint64_
 	struct tnd__descriptor *descriptor =
 		&channel->shared.descriptors[tnd__slot(channel, writer->published)];
 
-	descriptor->number = writer->published;
-	descriptor->position = position;
+	/* Relaxed: W3 publishes them. */
+	atomic_store_explicit(&descriptor->number, writer->published, memory_order_relaxed);
+	atomic_store_explicit(&descriptor->position, position, memory_order_relaxed);
 	descriptor->bytes = bytes;
 	descriptor->place = place;
 	writer->published++;
