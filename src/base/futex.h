@@ -40,6 +40,7 @@ struct tnd__spin {
 	int64_t limit_ns;  /* 0: never spins */
 	bool fixed;        /* always that long: the caller knows better */
 	int64_t period_ns; /* moving average of what a wait takes */
+	uint32_t hot;      /* waits in a row that ended at the first looks */
 };
 
 /* `limit_ns`: 0 for the default, UINT64_MAX for none at all; else always that long. */
