@@ -165,31 +165,36 @@ static void announce(struct tnd_channel *channel, struct samples *samples)
 	}
 }
 
-static int sleep_once(struct tnd_channel *channel, const struct samples *samples, int64_t until)
+static void sleep_once(struct tnd_channel *channel, const struct samples *samples, int64_t until)
 {
 	if (channel->is_writer) {
 		(void)tnd__failpoint("channel.V4");
-		return tnd__futex_wait(&channel->shared.control->space_word, samples->shared,
-				       until);
+		tnd__futex_wait(&channel->shared.control->space_word, samples->shared, until);
+	} else {
+		(void)tnd__failpoint("channel.S4");
+		tnd__futex_wait_either(&channel->shared.header->data_word, samples->shared,
+				       &channel->local_word, samples->local, until);
 	}
-	(void)tnd__failpoint("channel.S4");
-	return tnd__futex_wait_either(&channel->shared.header->data_word, samples->shared,
-				      &channel->local_word, samples->local, until);
 }
 
-/* V5, S5: relaxed; what is seen late costs a needless wake. */
+/*
+ * V5, S5: relaxed; what is seen late costs a needless wake. Whoever woke us has mostly done it (W5,
+ * R7): then the line stays where it is.
+ */
 static void retract(struct tnd_channel *channel)
 {
 	struct tnd__control *control = channel->shared.control;
 
 	if (channel->is_writer) {
 		(void)tnd__failpoint("channel.V5");
-		atomic_store_explicit(&control->writer_waiting, 0, memory_order_relaxed);
+		if (atomic_load_explicit(&control->writer_waiting, memory_order_relaxed))
+			atomic_store_explicit(&control->writer_waiting, 0, memory_order_relaxed);
 	} else {
+		uint64_t bit = UINT64_C(1) << channel->reader.place;
+
 		(void)tnd__failpoint("channel.S5");
-		atomic_fetch_and_explicit(&control->sleepers,
-					  ~(UINT64_C(1) << channel->reader.place),
-					  memory_order_relaxed);
+		if (atomic_load_explicit(&control->sleepers, memory_order_relaxed) & bit)
+			atomic_fetch_and_explicit(&control->sleepers, ~bit, memory_order_relaxed);
 	}
 }
 
@@ -297,9 +302,13 @@ static int sleep_until(struct tnd__wait *wait, int64_t started, int64_t deadline
 		announce(channel, &samples);
 		(void)tnd__failpoint(channel->is_writer ? "channel.V3" : "channel.S3");
 		rc = look_or_cancel(wait, reterr);
-		until = earlier(earlier(deadline_ns, warn_at), after(tnd__now_ns(), SLEEP_NS));
-		if (rc == 0 && sleep_once(channel, &samples, until) < 0)
+		if (rc == 0) {
+			until = earlier(earlier(deadline_ns, warn_at),
+					after(tnd__now_ns(), SLEEP_NS));
+			sleep_once(channel, &samples, until);
+			/* Before anything else: what was waited for is mostly there. */
 			rc = look_or_cancel(wait, reterr);
+		}
 		retract(channel);
 		if (rc != 0)
 			return rc;
