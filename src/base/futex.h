@@ -40,7 +40,8 @@ struct tnd__spin {
 	int64_t limit_ns;  /* 0: never spins */
 	bool fixed;        /* always that long: the caller knows better */
 	int64_t period_ns; /* moving average of what a wait takes */
-	uint32_t hot;      /* waits in a row that ended at the first looks */
+	bool streams;      /* objects come one after the other: see channel/wait.c */
+	uint32_t waits;
 };
 
 /* `limit_ns`: 0 for the default, UINT64_MAX for none at all; else always that long. */

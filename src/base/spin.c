@@ -31,7 +31,8 @@ static bool one_processor(void)
 void tnd__spin_init(struct tnd__spin *spin, uint64_t limit_ns)
 {
 	spin->period_ns = 0;
-	spin->hot = 0;
+	spin->streams = false;
+	spin->waits = 0;
 	spin->fixed = limit_ns != 0;
 	if (limit_ns == UINT64_MAX || one_processor())
 		spin->limit_ns = 0;

@@ -36,12 +36,10 @@
  * nonsense into `sleepers` or the words may delay others, and this bounds by how much.
  */
 #define SLEEP_NS INT64_C(1000000000)
-/* A stream, when this many waits in a row ended within so many looks: about 0.1 us each. */
-#define HOT_WAITS 4
-#define HOT_LOOKS 4
-#define HOT_PAUSES 16 /* to stand back: about 0.3 us */
-#define HOT_BROUGHT 3 /* objects: fewer, and it was none */
-#define PAUSES 16     /* between looks at the clock: about 0.3 us */
+#define BACK_PAUSES 16   /* about 0.3 us */
+#define STREAM_BROUGHT 3 /* objects that standing back brings in a stream, at least */
+#define TRY_EACH 64      /* waits: a try costs one of them BACK_PAUSES */
+#define PAUSES 16        /* between looks at the clock: about 0.3 us */
 
 int tnd__channel_enter(struct tnd_channel *channel, bool as_writer, struct tnd_error *reterr)
 {
@@ -349,27 +347,16 @@ static uint64_t brought(const struct tnd_channel *channel)
 
 /*
  * In a stream: lets the other side go ahead for a moment, so that the line is fetched once for many
- * objects. Not where answers go back and forth: there a wait takes longer than the first looks.
- * Return: whether it did.
+ * objects. Whether it is one, a try now and then tells: where answers go back and forth it brings
+ * one, late by that moment. Return: whether it did.
  */
 static bool stand_back(struct tnd__spin *spin)
 {
-	if (spin->hot < HOT_WAITS)
+	if (!spin->streams && ++spin->waits % TRY_EACH)
 		return false;
-	for (int i = 0; i < HOT_PAUSES; i++)
+	for (int i = 0; i < BACK_PAUSES; i++)
 		tnd__spin_pause(NULL, 0);
 	return true;
-}
-
-/* A wait has ended after `looks`; `back`: it stood back first. */
-static void learn_hot(struct tnd_channel *channel, int looks, bool back)
-{
-	struct tnd__spin *spin = &channel->spin;
-
-	if (looks > HOT_LOOKS || (back && brought(channel) < HOT_BROUGHT))
-		spin->hot = 0;
-	else if (spin->hot < HOT_WAITS)
-		spin->hot++;
 }
 
 /*
@@ -386,13 +373,12 @@ static int spin_until(struct tnd__wait *wait, int64_t started, int64_t deadline_
 	const _Atomic uint64_t *word =
 		channel->is_writer ? NULL : &channel->shared.header->published;
 	bool back = *now < until && stand_back(&channel->spin);
-	int rc = 0, looks = 0;
+	int rc = 0;
 
 	while (*now < until) {
 		for (int i = 0; i < PAUSES && rc == 0; i++) {
 			tnd__spin_pause(word, channel->reader.known);
 			rc = look_or_cancel(wait, reterr);
-			looks++;
 		}
 		if (rc != 0)
 			break;
@@ -400,7 +386,8 @@ static int spin_until(struct tnd__wait *wait, int64_t started, int64_t deadline_
 		if (*now - started > TND__SPIN_ALONE_NS)
 			sched_yield();
 	}
-	learn_hot(channel, rc > 0 ? looks : HOT_LOOKS + 1, back);
+	if (back)
+		channel->spin.streams = rc > 0 && brought(channel) >= STREAM_BROUGHT;
 	return rc;
 }
 
