@@ -123,6 +123,9 @@ int main(int argc, char **argv)
 	failed = start_readers(argv[0], channel, pids);
 	if (!failed)
 		failed = send_steps(channel);
+	/* A reader that dies with the last objects unread is seen here. */
+	if (!failed && tnd_channel_drain(channel, tnd_deadline_in(10 * SECOND), &error) < 0)
+		failed = fail("drain", &error);
 	/* The readers still get everything that was sent, then TND_E_CLOSED. */
 	tnd_channel_close(channel);
 	for (int i = 0; i < READERS; i++)

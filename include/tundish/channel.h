@@ -21,8 +21,8 @@
  * the channel carries word. It takes one place of max_objects and none of max_bytes.
  *
  * Places. A `reserved` place belongs to a rank from creation on: sends are held for it until it has
- * attached and read, died or was given up. An `open` place is for readers that come later: they see
- * what is sent after their admission. With no reserved and no attached reader a send succeeds and
+ * attached and read, died, closed or was given up. An `open` place is for readers that come later:
+ * they see what is sent after their admission. With no reserved and no attached reader a send succeeds and
  * the object is dropped.
  *
  * Peers. Attaching needs no call of the other side: each process that opened a channel has one
@@ -77,7 +77,7 @@ struct tnd_channel;
 #define TND_CHANNEL_NO_SPIN UINT64_MAX
 
 struct tnd_channel_opts {
-	uint32_t struct_bytes;
+	uint32_t struct_bytes;     /* set by the caller: sizeof this struct */
 	uint32_t flags;            /* none yet: 0 */
 	uint64_t max_bytes;        /* 0: 4 MiB; rounded up to 64 */
 	uint64_t max_objects;      /* 0: 1,024 */
@@ -88,7 +88,8 @@ struct tnd_channel_opts {
 	uint32_t on_dead;        /* TND_CHANNEL_DEAD_* */
 	uint32_t reserved;
 	const char *name;           /* shown by stat and in messages; nullable; copied, cut */
-	const char *address;        /* nullable: a fresh "unix:@..."; copied */
+	const char *address;        /* "unix:@NAME" or "unix:/PATH" (group.h); nullable: a fresh
+					    "unix:@..."; copied */
 	struct tnd_budget *budget;  /* nullable: not charged; referenced until close */
 	struct tnd_slab_pool *pool; /* nullable: no objects by slab; TND_SLAB_POOL_F_SHARED;
 					    borrowed until close */
@@ -107,16 +108,16 @@ TND_API int tnd_channel_create(const struct tnd_channel_opts *opts,
 			       struct tnd_channel **ret_channel, struct tnd_error *reterr);
 
 struct tnd_channel_attach_opts {
-	uint32_t struct_bytes;
-	uint32_t flags;      /* none yet: 0 */
-	int64_t deadline_ns; /* waits that long for somebody to listen; 0: does not */
-	uint64_t spin_ns;    /* as in tnd_channel_opts */
-	int64_t warn_ns;     /* as in tnd_channel_opts */
+	uint32_t struct_bytes; /* set by the caller: sizeof this struct */
+	uint32_t flags;        /* none yet: 0 */
+	int64_t deadline_ns;   /* until then waits for somebody to listen; 0: does not wait */
+	uint64_t spin_ns;      /* as in tnd_channel_opts */
+	int64_t warn_ns;       /* as in tnd_channel_opts */
 };
 
 /*
  * Attaches as the reader `rank`: its reserved place, else an open one. `opts`: nullable, borrowed
- * for the call.
+ * for the call; a reader that may start before its writer gives a deadline.
  * Blocking: may sleep until the deadline. Return: 0; -ETIMEDOUT (the deadline passed while nobody
  * listened); -ECONNREFUSED (nobody listens, no deadline); TND_E_INVALID (an option, the rank);
  * TND_E_ADDRESS; TND_E_VERSION (both versions); TND_E_DENIED; TND_E_PLACE (no place, or taken by a
@@ -127,15 +128,19 @@ TND_API int tnd_channel_attach(const char *address, uint32_t rank,
 			       struct tnd_channel **ret_channel, struct tnd_error *reterr);
 
 /*
- * Writer: readers get what was sent, then TND_E_CLOSED. Reader: what it held is free at once; its
- * place too. Views that are still borrowed become invalid. No other call on the handle may run.
- * NULL is allowed. Blocking: bounded.
+ * Writer: readers get what was sent, then TND_E_CLOSED. It does not wait for them: drain does.
+ * Reader: leaves. What it held is free at once, and its place is open to that rank again, as a late
+ * joiner. The writer is not told: sends and drain go on as if it had read everything. A reader that
+ * gives up before the end, and must not be taken for one that is done, abandons.
+ * Views that are still borrowed become invalid. No other call on the handle may run. NULL is
+ * allowed. Blocking: bounded.
  */
 TND_API void tnd_channel_close(struct tnd_channel *channel);
 
 /*
- * The same, but readers get TND_E_PEER_DEAD instead of TND_E_CLOSED once everything is read: for a
- * writer that has failed, and must not have what it sent so far taken for all of it.
+ * The same, but to the other side it is a death: for one that has failed. Writer: readers get
+ * TND_E_PEER_DEAD instead of TND_E_CLOSED once everything is read, so that it is not taken for all
+ * of it. Reader: the writer gets TND_E_PEER_DEAD, or goes on (on_dead).
  */
 TND_API void tnd_channel_abandon(struct tnd_channel *channel);
 
@@ -143,7 +148,7 @@ TND_API void tnd_channel_abandon(struct tnd_channel *channel);
 TND_API const char *tnd_channel_address(const struct tnd_channel *channel);
 
 /*
- * Until every reserved place has its reader. Writer and readers. Blocking: may sleep.
+ * Until every reserved place has had its reader. Writer and readers. Blocking: may sleep.
  * Return: 0; -ETIMEDOUT (the ranks that are missing); TND_E_PEER_DEAD (reterr->rank);
  * TND_E_CLOSED; -ECANCELED; -EBUSY; TND_E_FORKED.
  */
@@ -199,6 +204,7 @@ TND_API int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int
 
 /*
  * Publishes the first `actual` bytes as soon as all earlier reservations are committed or aborted.
+ * A reader that died is told by the next send, reserve or drain.
  * MT-safe. Blocking: never. Return: 0; TND_E_INVALID (not open; actual > bytes: still open);
  * TND_E_FORKED.
  */
@@ -222,7 +228,8 @@ TND_API int tnd_channel_drain(struct tnd_channel *channel, int64_t deadline_ns,
 struct tnd_object {
 	const void *data; /* 64-byte aligned; borrowed until release */
 	uint64_t bytes;
-	uint64_t number; /* of the object in this channel */
+	uint64_t
+		number; /* of the object in this channel, from 0; what a late joiner missed counts */
 	uint64_t ticket;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tundish/tundish.h - everything */
+/* tundish/tundish.h - everything but bridge.h, which has a library of its own (tundish-bridge) */
 #ifndef TUNDISH_TUNDISH_H
 #define TUNDISH_TUNDISH_H
 

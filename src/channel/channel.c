@@ -28,13 +28,20 @@ static int say_range(struct tnd_error *reterr, const char *what, uint64_t found,
 			       what, least, most, found);
 }
 
+static int say_struct(struct tnd_error *reterr, uint32_t found, size_t expected)
+{
+	return tnd__fail_plain(reterr, TND_E_INVALID,
+			       "struct_bytes: expected %zu, found %" PRIu32
+			       ": set it to the size of the struct",
+			       expected, found);
+}
+
 static int check_opts(const struct tnd_channel_opts *opts, struct tnd_error *reterr)
 {
 	uint64_t readers = (uint64_t)opts->reserved_readers + opts->open_readers;
 
 	if (!tnd__struct_ok(opts->struct_bytes, sizeof(*opts), sizeof(*opts)))
-		return say_range(reterr, "struct_bytes", opts->struct_bytes, sizeof(*opts),
-				 sizeof(*opts));
+		return say_struct(reterr, opts->struct_bytes, sizeof(*opts));
 	if (opts->flags)
 		return say_range(reterr, "flags", opts->flags, 0, 0);
 	if (readers < 1 || readers > TND_CHANNEL_READERS_MAX)
@@ -232,9 +239,9 @@ int tnd_channel_create(const struct tnd_channel_opts *opts, struct tnd_channel *
 	return 0;
 }
 
-static void undo_reader(struct tnd_channel *channel, bool forked)
+static void undo_reader(struct tnd_channel *channel, bool forked, bool abandoned)
 {
-	tnd__guest_leave(channel, forked);
+	tnd__guest_leave(channel, !forked && !abandoned);
 	tnd__slabs_close(channel, forked);
 	if (!channel->lent)
 		tnd__segments_close(&channel->shared, false, forked);
@@ -252,8 +259,7 @@ int tnd_channel_attach(const char *address, uint32_t rank,
 	if (!opts)
 		opts = &none;
 	if (!tnd__struct_ok(opts->struct_bytes, sizeof(*opts), sizeof(*opts)))
-		return say_range(reterr, "struct_bytes", opts->struct_bytes, sizeof(*opts),
-				 sizeof(*opts));
+		return say_struct(reterr, opts->struct_bytes, sizeof(*opts));
 	if (opts->flags)
 		return say_range(reterr, "flags", opts->flags, 0, 0);
 	if (!address)
@@ -272,7 +278,7 @@ int tnd_channel_attach(const char *address, uint32_t rank,
 		rc = tnd__guest_attach(channel, address, rank, opts->deadline_ns, reterr);
 	if (rc < 0) {
 		if (channel)
-			undo_reader(channel, false);
+			undo_reader(channel, false, false);
 		tnd__service_unref();
 		return rc;
 	}
@@ -319,7 +325,7 @@ static void close_handle(struct tnd_channel *channel, bool abandoned)
 	if (channel->is_writer)
 		undo_writer(channel, forked, abandoned);
 	else
-		undo_reader(channel, forked);
+		undo_reader(channel, forked, abandoned);
 	if (!forked && !inside)
 		tnd__service_unref();
 }

@@ -267,7 +267,8 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 		      int64_t deadline_ns, struct tnd_error *reterr);
 /* Begins at the object that the writer's service said. */
 void tnd__guest_begin(struct tnd_channel *channel);
-void tnd__guest_leave(struct tnd_channel *channel, bool forked);
+/* Without `goodbye` the writer sees a death; so in a forked child, where it only frees. */
+void tnd__guest_leave(struct tnd_channel *channel, bool goodbye);
 
 /* -- writing (send.c, reserve.c) -- */
 

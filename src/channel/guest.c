@@ -163,17 +163,17 @@ int tnd__guest_attach(struct tnd_channel *channel, const char *address, uint32_t
 	return 0;
 }
 
-void tnd__guest_leave(struct tnd_channel *channel, bool forked)
+void tnd__guest_leave(struct tnd_channel *channel, bool goodbye)
 {
 	struct tnd__reader *reader = &channel->reader;
 
-	if (!forked && reader->seated) {
+	if (goodbye && reader->seated) {
 		(void)tnd__failpoint("channel.L1");
 		/* L1: nothing is written to our place from here on; pairs with W1 and admission. */
 		atomic_store_explicit(&channel->shared.control->places[reader->place].left,
 				      reader->generation, memory_order_seq_cst);
 		tnd__wake_writer(channel);
 	}
-	tnd__peer_close(reader->peer, !forked);
+	tnd__peer_close(reader->peer, goodbye);
 	free(reader->borrowed);
 }

@@ -46,11 +46,11 @@ static int say_evicted(struct tnd_channel *channel, struct tnd_error *reterr)
 
 static int say_over(struct tnd_channel *channel, int code, struct tnd_error *reterr)
 {
-	return tnd__fail_plain(reterr, code,
-			       "channel '%s': the writer (pid %" PRIu32
-			       ") %s, and all that it sent is read",
-			       channel->shared.name, channel->shared.writer_pid,
-			       code == TND_E_CLOSED ? "has closed" : "died");
+	return tnd__fail_plain(
+		reterr, code,
+		"channel '%s': the writer (pid %" PRIu32 ") %s, and all that it sent is read",
+		channel->shared.name, channel->shared.writer_pid,
+		code == TND_E_CLOSED ? "has closed" : "died, or gave the channel up");
 }
 
 /* R1: whether there is an object. */

@@ -57,7 +57,8 @@ class Install(unittest.TestCase):
             self.check_bridge(root, where)
             tool = glob.glob(root + "/**/bin/tundish", recursive=True)
             self.assertEqual(len(tool), 1)
-            self.assertRegex(output(tool[0], "--version", env=where), r"^tundish \d+\.\d+\.\d+$")
+            # As it is: whatever the prefix, it finds its libraries.
+            self.assertRegex(output(tool[0], "--version"), r"^tundish \d+\.\d+\.\d+$")
 
     def check_bridge(self, root, where):
         """With ZeroMQ: its own line of pkg-config is enough for its own library."""

@@ -113,6 +113,31 @@ static void test_answers(void **state)
 	tnd__service_unref();
 }
 
+/* A reader that gives up is a death to the writer; one that closes is none. */
+static void test_reader_gives_up(void **state)
+{
+	struct tnd_channel_opts opts = {.struct_bytes = sizeof(opts), .reserved_readers = 2};
+	struct tnd_channel *writer, *first, *second;
+	struct tnd_error error;
+
+	(void)state;
+	assert_int_equal(tnd_channel_create(&opts, &writer, &error), 0);
+	assert_int_equal(tnd_channel_attach(tnd_channel_address(writer), 0, NULL, &first, &error),
+			 0);
+	assert_int_equal(tnd_channel_attach(tnd_channel_address(writer), 1, NULL, &second, &error),
+			 0);
+	assert_int_equal(tnd_channel_send(writer, "a", 1, 0, &error), 0);
+	tnd_channel_close(first);
+	tnd_channel_abandon(second);
+	/* Of what was sent nobody reads anything any more; only the second is missed. */
+	assert_int_equal(tnd_channel_drain(writer, tnd_deadline_in(10000000000), &error),
+			 TND_E_PEER_DEAD);
+	assert_int_equal(error.rank, 1);
+	assert_int_equal(tnd_channel_evict(writer, 1), 0);
+	assert_int_equal(tnd_channel_send(writer, "b", 1, 0, &error), 0);
+	tnd_channel_close(writer);
+}
+
 /* Ends with 0 once everything is closed. */
 static int run_careless(void)
 {
@@ -155,6 +180,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_answers),
+		cmocka_unit_test(test_reader_gives_up),
 		cmocka_unit_test(test_program_closes_descriptors),
 	};
 
