@@ -29,6 +29,7 @@ SEED = os.environ.get("TND_SEED", "20261130")
 serial = itertools.count()
 
 # ZMTP 3.0 by hand, as a DEALER, for what no library would send.
+SETTLE_S = 0.5
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(23, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
@@ -493,6 +494,8 @@ class Bridge(harness.ProcTest):
         connected = self.connect(listening.endpoint)
         reader = self.reader()
         reader.read("first")
+        # Nothing outside shows that the listener has looked at all of them; objects alone can be over before.
+        time.sleep(SETTLE_S)
         connected.popen.send_signal(signal.SIGINT)
         connected.finish(130)
         reader.finish()
