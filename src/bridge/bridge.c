@@ -311,7 +311,8 @@ int tnd_bridge_connect(const struct tnd_bridge_connect_opts *opts, struct tnd_br
 	if (rc == 0)
 		rc = make_inbox(bridge, reterr);
 	if (rc == 0)
-		rc = open_socket(bridge, opts->secret, (int64_t)bridge->receiving.longest, reterr);
+		rc = open_socket(bridge, opts->secret,
+				 (int64_t)bridge->receiving.longest + BRIDGE_HEAD_BYTES, reterr);
 	if (rc < 0) {
 		bridge->over = true;
 		tnd_bridge_close(bridge);

@@ -55,10 +55,10 @@ static bool wait_for_object(struct tnd__inbox *inbox, zmq_msg_t **ret_message)
 
 static int write_object(struct tnd__inbox *inbox, zmq_msg_t *message)
 {
-	size_t bytes = zmq_msg_size(message);
+	size_t bytes;
+	const unsigned char *body = tnd__bridge_body(message, &bytes);
 	struct tnd_error why = {0};
-	int rc = tnd_channel_send(inbox->channel, zmq_msg_data(message), bytes, TND_NO_DEADLINE,
-				  &why);
+	int rc = tnd_channel_send(inbox->channel, body, bytes, TND_NO_DEADLINE, &why);
 
 	if (rc == 0) {
 		zmq_msg_close(message);
@@ -140,8 +140,11 @@ void tnd__inbox_fini(struct tnd__inbox *inbox)
 
 void tnd__inbox_put(struct tnd__inbox *inbox, zmq_msg_t *message)
 {
+	size_t bytes;
+
+	(void)tnd__bridge_body(message, &bytes);
 	pthread_mutex_lock(&inbox->lock);
-	inbox->top_bytes += zmq_msg_size(message);
+	inbox->top_bytes += bytes;
 	zmq_msg_move(&inbox->messages[inbox->top & (inbox->capacity - 1)], message);
 	inbox->top++;
 	pthread_cond_signal(&inbox->news);

@@ -62,10 +62,19 @@ struct tnd__bridge_head {
 
 /* Return: 0; TND_E_CORRUPT (no message of a bridge); TND_E_VERSION (head->version is set). */
 int tnd__bridge_unpack(zmq_msg_t *message, struct tnd__bridge_head *ret_head);
-/* Appends a frame with `head`. Never blocks. Return: 0; -EAGAIN, -EHOSTUNREACH (nobody there); -errno. */
-int tnd__bridge_send_head(void *socket, const struct tnd__bridge_head *head, bool more);
-/* A frame with a copy of `bytes` bytes. Return: as above. */
-int tnd__bridge_send_frame(void *socket, const void *data, size_t bytes, bool more);
+/*
+ * The route of the message that comes next, listening side. Never blocks. Return: 0; -EAGAIN,
+ * -EHOSTUNREACH (nobody there); -errno.
+ */
+int tnd__bridge_send_route(void *socket, const void *route, size_t bytes);
+/*
+ * A message: head and a copy of `bytes` bytes of body, in one frame. ZeroMQ aborts a program that
+ * has read one of several frames when their connection ends. Return: as above.
+ */
+int tnd__bridge_send(void *socket, const struct tnd__bridge_head *head, const void *body,
+		     size_t bytes);
+/* What is behind the head of a message that was unpacked. */
+const unsigned char *tnd__bridge_body(zmq_msg_t *message, size_t *ret_bytes);
 /* The sentence of a refusal, made printable. */
 void tnd__bridge_text(zmq_msg_t *message, char out[BRIDGE_TEXT_MAX + 1]);
 /* Fills `error` (nullable). Return: `code`. */
@@ -81,21 +90,14 @@ int tnd__bridge_thread(void *(*run)(void *), void *arg, pthread_t *ret_thread);
 
 /* -- objects borrowed (bridge_window.c) -- */
 
-struct tnd__held {
-	struct tnd_object object;
-	struct tnd__window *window;
-	_Atomic uint32_t messages; /* of ZeroMQ that still point to it */
-};
-
 /* Numbers are the bridge's own: from 0. */
 struct tnd__window {
 	struct tnd_channel *channel;
 	int event_fd;
 	pthread_t thread;
 	bool started;
-	struct tnd__held *held; /* number & (capacity - 1) */
+	struct tnd_object *held; /* number & (capacity - 1) */
 	uint64_t capacity;
-	_Atomic uint32_t blocked; /* the loop wants to hear when messages are gone */
 	pthread_mutex_t lock;
 	pthread_cond_t space;
 	/* lock */
@@ -112,11 +114,9 @@ int tnd__window_start(struct tnd__window *window);
 void tnd__window_fini(struct tnd__window *window);
 /* *ret_top: objects below can be looked at. Return: 0; what borrow ended with. */
 int tnd__window_news(struct tnd__window *window, uint64_t *ret_top);
-struct tnd__held *tnd__window_at(struct tnd__window *window, uint64_t number);
-/* Releases objects below `number` that no message points to. Return: 0; TND_E_EVICTED. */
+const struct tnd_object *tnd__window_at(struct tnd__window *window, uint64_t number);
+/* Releases objects below `number`. Return: 0; TND_E_EVICTED. */
 int tnd__window_release(struct tnd__window *window, uint64_t number);
-/* The object as a frame of a message, in place if it is long. Return: 0; -errno. */
-int tnd__window_send(struct tnd__window *window, uint64_t number, void *socket);
 
 /* -- receivers (bridge_receivers.c) -- */
 

@@ -96,8 +96,7 @@ static void take_news(struct tnd__listening *listening)
 
 	listening->end = tnd__window_news(&listening->window, &listening->top);
 	for (; number != listening->top; number++)
-		listening->borrowed_bytes +=
-			tnd__window_at(&listening->window, number)->object.bytes;
+		listening->borrowed_bytes += tnd__window_at(&listening->window, number)->bytes;
 }
 
 static int release(struct tnd_bridge *bridge)
@@ -109,7 +108,7 @@ static int release(struct tnd_bridge *bridge)
 
 	for (; base != window->base; base++) {
 		bridge->now.objects++;
-		bridge->now.bytes += tnd__window_at(window, base)->object.bytes;
+		bridge->now.bytes += tnd__window_at(window, base)->bytes;
 	}
 	if (rc < 0)
 		return tnd__bridge_fail(

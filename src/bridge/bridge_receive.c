@@ -31,7 +31,7 @@ static bool say(struct tnd_bridge *bridge, uint32_t kind, uint64_t written, int6
 					.value = value};
 
 	receiving->said_ns = tnd__bridge_now_ns();
-	if (tnd__bridge_send_head(bridge->socket, &head, false) == 0) {
+	if (tnd__bridge_send(bridge->socket, &head, NULL, 0) == 0) {
 		receiving->told = written;
 		return true;
 	}
@@ -81,10 +81,11 @@ static int object_wrong(struct tnd_bridge *bridge, const struct tnd__bridge_head
 }
 
 static int take_object(struct tnd_bridge *bridge, const struct tnd__bridge_head *head,
-		       zmq_msg_t *body)
+		       zmq_msg_t *message)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 	struct tnd__inbox_state state;
+	size_t bytes;
 
 	if (!receiving->admitted)
 		return object_wrong(bridge, head, "an object before the welcome");
@@ -94,13 +95,14 @@ static int take_object(struct tnd_bridge *bridge, const struct tnd__bridge_head 
 	}
 	if (head->number > receiving->expected)
 		return object_wrong(bridge, head, "objects are missing");
-	if (head->bytes != zmq_msg_size(body) || head->bytes > receiving->longest)
+	(void)tnd__bridge_body(message, &bytes);
+	if (head->bytes != bytes || head->bytes > receiving->longest)
 		return object_wrong(bridge, head, "an object's length is wrong");
 	tnd__inbox_state(&receiving->inbox, &state);
 	if (receiving->expected - state.written >= receiving->objects ||
 	    (state.waiting_bytes && state.waiting_bytes + head->bytes > receiving->bytes))
 		return object_wrong(bridge, head, "more than this side takes");
-	tnd__inbox_put(&receiving->inbox, body);
+	tnd__inbox_put(&receiving->inbox, message);
 	receiving->expected++;
 	return 0;
 }
@@ -121,17 +123,19 @@ static int take_end(struct tnd_bridge *bridge, const struct tnd__bridge_head *he
 	return 0;
 }
 
-static int refused(struct tnd_bridge *bridge, const struct tnd__bridge_head *head, zmq_msg_t *body)
+static int refused(struct tnd_bridge *bridge, const struct tnd__bridge_head *head,
+		   zmq_msg_t *message)
 {
 	char text[BRIDGE_TEXT_MAX + 1];
 	int code = head->value < 0 && head->value >= INT32_MIN ? (int)head->value : TND_E_CORRUPT;
 
-	tnd__bridge_text(body, text);
+	tnd__bridge_text(message, text);
 	return tnd__bridge_fail(&bridge->why, code, "%s refuses this side: %s", bridge->endpoint,
 				text);
 }
 
-static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *head, zmq_msg_t *body)
+static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *head,
+		    zmq_msg_t *message)
 {
 	struct tnd__receiving *receiving = &bridge->receiving;
 
@@ -154,11 +158,11 @@ static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *he
 	case BRIDGE_WELCOME:
 		return welcome(bridge, head);
 	case BRIDGE_OBJECT:
-		return take_object(bridge, head, body);
+		return take_object(bridge, head, message);
 	case BRIDGE_END:
 		return take_end(bridge, head);
 	case BRIDGE_REFUSE:
-		return refused(bridge, head, body);
+		return refused(bridge, head, message);
 	case BRIDGE_PING:
 		return 0;
 	default:
@@ -167,10 +171,10 @@ static int dispatch(struct tnd_bridge *bridge, const struct tnd__bridge_head *he
 	}
 }
 
-static int handle(struct tnd_bridge *bridge, zmq_msg_t *first, zmq_msg_t *body, int frames)
+static int handle(struct tnd_bridge *bridge, zmq_msg_t *message, bool alone)
 {
 	struct tnd__bridge_head head = {0};
-	int rc = tnd__bridge_unpack(first, &head);
+	int rc = tnd__bridge_unpack(message, &head);
 
 	if (rc == TND_E_VERSION)
 		return tnd__bridge_fail(&bridge->why, rc,
@@ -178,39 +182,29 @@ static int handle(struct tnd_bridge *bridge, zmq_msg_t *first, zmq_msg_t *body, 
 					" of the bridge, this side version %d: use the same "
 					"release on both",
 					bridge->endpoint, head.version, BRIDGE_VERSION);
-	if (rc == 0 && frames != (head.kind == BRIDGE_OBJECT || head.kind == BRIDGE_REFUSE ? 2 : 1))
-		rc = TND_E_CORRUPT;
-	if (rc < 0)
+	if (rc < 0 || !alone)
 		return tnd__bridge_fail(&bridge->why, TND_E_CORRUPT,
 					"%s sends what is no message of a bridge: check the "
 					"address",
 					bridge->endpoint);
-	return dispatch(bridge, &head, body);
+	return dispatch(bridge, &head, message);
 }
 
-/* One message: head, and a body for some. Return: > 0: there was one; 0: none; < 0: the error. */
+/* One message, one frame. Return: > 0: there was one; 0: none; < 0: the error. */
 static int read_one(struct tnd_bridge *bridge)
 {
-	zmq_msg_t first, body;
-	int frames = 1, rc = 1;
+	zmq_msg_t message;
+	int rc;
 
-	zmq_msg_init(&first);
-	zmq_msg_init(&body);
-	if (zmq_msg_recv(&first, bridge->socket, ZMQ_DONTWAIT) < 0) {
+	zmq_msg_init(&message);
+	if (zmq_msg_recv(&message, bridge->socket, ZMQ_DONTWAIT) < 0) {
 		rc = tnd__bridge_errno();
 		rc = rc == -EAGAIN || rc == -EINTR ? 0 : rc;
-	} else if (zmq_msg_more(&first)) {
-		/* Frames of one message come together; what is behind the second is none of ours. */
-		do
-			frames += zmq_msg_recv(&body, bridge->socket, ZMQ_DONTWAIT) >= 0;
-		while (zmq_msg_more(&body) && frames < 4);
-	}
-	if (rc > 0) {
-		rc = handle(bridge, &first, &body, frames);
+	} else {
+		rc = handle(bridge, &message, !zmq_msg_more(&message));
 		rc = rc < 0 ? rc : 1;
 	}
-	zmq_msg_close(&first);
-	zmq_msg_close(&body);
+	zmq_msg_close(&message);
 	return rc;
 }
 

@@ -41,9 +41,8 @@ void tnd__bridge_refuse(struct tnd_bridge *bridge, const void *route, size_t rou
 	struct tnd__bridge_head head = {
 		.kind = BRIDGE_REFUSE, .session = bridge->session, .value = code};
 
-	if (tnd__bridge_send_frame(bridge->socket, route, route_bytes, true) == 0 &&
-	    tnd__bridge_send_head(bridge->socket, &head, true) == 0)
-		(void)tnd__bridge_send_frame(bridge->socket, text, strlen(text), false);
+	if (tnd__bridge_send_route(bridge->socket, route, route_bytes) == 0)
+		(void)tnd__bridge_send(bridge->socket, &head, text, strlen(text));
 }
 
 /* The first frame decides: without a connection it is refused, and nothing of the rest is sent. */
@@ -53,7 +52,7 @@ static int begin(struct tnd_bridge *bridge, struct tnd__receiver *receiver)
 
 	if (!receiver->connected)
 		return -EHOSTUNREACH;
-	rc = tnd__bridge_send_frame(bridge->socket, receiver->route, receiver->route_bytes, true);
+	rc = tnd__bridge_send_route(bridge->socket, receiver->route, receiver->route_bytes);
 	if (rc == -EHOSTUNREACH || rc == -EAGAIN)
 		receiver->connected = false;
 	return rc;
@@ -68,8 +67,7 @@ void tnd__receiver_say(struct tnd_bridge *bridge, struct tnd__receiver *receiver
 					.number = number,
 					.value = value};
 
-	if (begin(bridge, receiver) == 0 &&
-	    tnd__bridge_send_head(bridge->socket, &head, false) == 0)
+	if (begin(bridge, receiver) == 0 && tnd__bridge_send(bridge->socket, &head, NULL, 0) == 0)
 		receiver->said_ns = tnd__bridge_now_ns();
 }
 
@@ -111,7 +109,7 @@ static void turn(struct tnd_bridge *bridge, struct tnd__receiver *receiver, uint
 	receiver->sent = expected;
 	receiver->under_way_bytes = 0;
 	for (uint64_t number = receiver->written; number != expected; number++)
-		receiver->under_way_bytes += tnd__window_at(window, number)->object.bytes;
+		receiver->under_way_bytes += tnd__window_at(window, number)->bytes;
 }
 
 static void acknowledge(struct tnd_bridge *bridge, struct tnd__receiver *receiver, uint64_t written)
@@ -120,7 +118,7 @@ static void acknowledge(struct tnd_bridge *bridge, struct tnd__receiver *receive
 
 	for (; receiver->written < written; receiver->written++)
 		receiver->under_way_bytes -=
-			tnd__window_at(window, receiver->written)->object.bytes;
+			tnd__window_at(window, receiver->written)->bytes;
 }
 
 /* Whether what a STATE says can be; a late one says less than is known. */
@@ -223,6 +221,7 @@ static bool takes(const struct tnd__receiver *receiver, uint64_t bytes)
 
 static int send_object(struct tnd_bridge *bridge, struct tnd__receiver *receiver, uint64_t bytes)
 {
+	const struct tnd_object *object = tnd__window_at(&bridge->listening.window, receiver->sent);
 	struct tnd__bridge_head head = {.kind = BRIDGE_OBJECT,
 					.session = bridge->session,
 					.receiver = receiver->id,
@@ -231,9 +230,7 @@ static int send_object(struct tnd_bridge *bridge, struct tnd__receiver *receiver
 	int rc = begin(bridge, receiver);
 
 	if (rc == 0)
-		rc = tnd__bridge_send_head(bridge->socket, &head, true);
-	if (rc == 0)
-		rc = tnd__window_send(&bridge->listening.window, receiver->sent, bridge->socket);
+		rc = tnd__bridge_send(bridge->socket, &head, object->data, bytes);
 	if (rc < 0)
 		return rc;
 	receiver->sent++;
@@ -247,7 +244,7 @@ static int feed(struct tnd_bridge *bridge, struct tnd__receiver *receiver)
 	bool any = false;
 
 	while (receiver->connected && receiver->sent != listening->top) {
-		uint64_t bytes = tnd__window_at(&listening->window, receiver->sent)->object.bytes;
+		uint64_t bytes = tnd__window_at(&listening->window, receiver->sent)->bytes;
 		int rc;
 
 		if (bytes > receiver->longest)

@@ -7,9 +7,7 @@
  *            `--- sent, some acknowledged: the loop
  *
  * A thread borrows as far as the channel lets it: what it has not borrowed is held in the channel
- * all the same. The loop releases from the oldest on, once every receiver has acknowledged and no
- * message of ZeroMQ points into the object any more: a connection that broke may keep one for a
- * while after its receiver came back on another.
+ * all the same. The loop releases from the oldest on, once every receiver has acknowledged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +17,6 @@
 #include "bridge_internal.h"
 
 #define CAPACITY_MAX 16384
-#define IN_PLACE_BYTES 8192 /* below, a copy costs less than a message that points */
 
 int tnd__window_init(struct tnd__window *window, struct tnd_channel *channel, int event_fd)
 {
@@ -36,8 +33,6 @@ int tnd__window_init(struct tnd__window *window, struct tnd_channel *channel, in
 	window->held = calloc(window->capacity, sizeof(*window->held));
 	if (!window->held)
 		return -ENOMEM;
-	for (uint64_t i = 0; i < window->capacity; i++)
-		window->held[i].window = window;
 	pthread_mutex_init(&window->lock, NULL);
 	pthread_cond_init(&window->space, NULL);
 	return 0;
@@ -77,7 +72,7 @@ static void *borrow_objects(void *arg)
 		rc = tnd_channel_borrow(window->channel, TND_NO_DEADLINE, &object, &why);
 		pthread_mutex_lock(&window->lock);
 		if (rc == 0) {
-			window->held[window->top & (window->capacity - 1)].object = object;
+			window->held[window->top & (window->capacity - 1)] = object;
 			window->top++;
 		} else {
 			window->end = rc;
@@ -128,21 +123,9 @@ int tnd__window_news(struct tnd__window *window, uint64_t *ret_top)
 	return end;
 }
 
-struct tnd__held *tnd__window_at(struct tnd__window *window, uint64_t number)
+const struct tnd_object *tnd__window_at(struct tnd__window *window, uint64_t number)
 {
 	return &window->held[number & (window->capacity - 1)];
-}
-
-/*
- * B1: says that the loop waits before it looks again; pairs with B2 in message_gone(): either the
- * loop sees the message gone, or the thread of ZeroMQ sees that the loop waits.
- */
-static bool is_free(struct tnd__window *window, struct tnd__held *held)
-{
-	if (atomic_load_explicit(&held->messages, memory_order_acquire) == 0)
-		return true;
-	atomic_store_explicit(&window->blocked, 1, memory_order_seq_cst);
-	return atomic_load_explicit(&held->messages, memory_order_seq_cst) == 0;
 }
 
 int tnd__window_release(struct tnd__window *window, uint64_t number)
@@ -150,13 +133,10 @@ int tnd__window_release(struct tnd__window *window, uint64_t number)
 	uint64_t base = window->base; /* nobody else writes it */
 	int rc = 0;
 
-	atomic_store_explicit(&window->blocked, 0, memory_order_relaxed);
-	while (base != number && is_free(window, tnd__window_at(window, base))) {
-		int freed =
-			tnd_channel_release(window->channel, &tnd__window_at(window, base)->object);
+	for (; base != number; base++) {
+		int freed = tnd_channel_release(window->channel, tnd__window_at(window, base));
 
 		rc = rc < 0 ? rc : freed;
-		base++;
 	}
 	if (base == window->base)
 		return rc;
@@ -165,40 +145,4 @@ int tnd__window_release(struct tnd__window *window, uint64_t number)
 	pthread_cond_signal(&window->space);
 	pthread_mutex_unlock(&window->lock);
 	return rc;
-}
-
-/* On a thread of ZeroMQ. */
-static void message_gone(void *data, void *hint)
-{
-	struct tnd__held *held = hint;
-	struct tnd__window *window = held->window;
-
-	(void)data;
-	/* B2: the bytes are read before this; pairs with B1. */
-	if (atomic_fetch_sub_explicit(&held->messages, 1, memory_order_seq_cst) == 1 &&
-	    atomic_load_explicit(&window->blocked, memory_order_seq_cst))
-		(void)eventfd_write(window->event_fd, 1);
-}
-
-int tnd__window_send(struct tnd__window *window, uint64_t number, void *socket)
-{
-	struct tnd__held *held = tnd__window_at(window, number);
-	/* ZeroMQ does not write to a message that it sends. */
-	void *data = (void *)(uintptr_t)held->object.data;
-	zmq_msg_t message;
-
-	if (held->object.bytes < IN_PLACE_BYTES)
-		return tnd__bridge_send_frame(socket, data, held->object.bytes, false);
-	atomic_fetch_add_explicit(&held->messages, 1, memory_order_relaxed);
-	if (zmq_msg_init_data(&message, data, held->object.bytes, message_gone, held) < 0) {
-		atomic_fetch_sub_explicit(&held->messages, 1, memory_order_relaxed);
-		return -ENOMEM;
-	}
-	if (zmq_msg_send(&message, socket, ZMQ_DONTWAIT) < 0) {
-		int rc = tnd__bridge_errno();
-
-		zmq_msg_close(&message);
-		return rc;
-	}
-	return 0;
 }

@@ -44,14 +44,18 @@ static uint64_t get64(const unsigned char *at)
 int tnd__bridge_unpack(zmq_msg_t *message, struct tnd__bridge_head *ret_head)
 {
 	const unsigned char *at = zmq_msg_data(message);
+	size_t bytes = zmq_msg_size(message);
 
-	if (zmq_msg_size(message) < 8 || memcmp(at, magic, sizeof(magic)) != 0)
+	if (bytes < 8 || memcmp(at, magic, sizeof(magic)) != 0)
 		return TND_E_CORRUPT;
 	ret_head->version = get16(at + 4);
 	ret_head->kind = get16(at + 6);
 	if (ret_head->version != BRIDGE_VERSION)
 		return TND_E_VERSION;
-	if (zmq_msg_size(message) != BRIDGE_HEAD_BYTES)
+	if (bytes < BRIDGE_HEAD_BYTES)
+		return TND_E_CORRUPT;
+	if (ret_head->kind != BRIDGE_OBJECT && ret_head->kind != BRIDGE_REFUSE &&
+	    bytes != BRIDGE_HEAD_BYTES)
 		return TND_E_CORRUPT;
 	ret_head->session = get64(at + 8);
 	ret_head->receiver = get64(at + 16);
@@ -63,17 +67,15 @@ int tnd__bridge_unpack(zmq_msg_t *message, struct tnd__bridge_head *ret_head)
 	return 0;
 }
 
-int tnd__bridge_send_frame(void *socket, const void *data, size_t bytes, bool more)
+int tnd__bridge_send_route(void *socket, const void *route, size_t bytes)
 {
-	if (zmq_send(socket, data, bytes, ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0)) < 0)
+	if (zmq_send(socket, route, bytes, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
 		return tnd__bridge_errno();
 	return 0;
 }
 
-int tnd__bridge_send_head(void *socket, const struct tnd__bridge_head *head, bool more)
+static void pack(const struct tnd__bridge_head *head, unsigned char *bytes)
 {
-	unsigned char bytes[BRIDGE_HEAD_BYTES];
-
 	memcpy(bytes, magic, sizeof(magic));
 	put16(bytes + 4, BRIDGE_VERSION);
 	put16(bytes + 6, head->kind);
@@ -84,13 +86,36 @@ int tnd__bridge_send_head(void *socket, const struct tnd__bridge_head *head, boo
 	put64(bytes + 40, head->objects);
 	put64(bytes + 48, head->bytes);
 	put64(bytes + 56, (uint64_t)head->value);
-	return tnd__bridge_send_frame(socket, bytes, sizeof(bytes), more);
+}
+
+int tnd__bridge_send(void *socket, const struct tnd__bridge_head *head, const void *body,
+		     size_t bytes)
+{
+	zmq_msg_t message;
+	int rc;
+
+	if (zmq_msg_init_size(&message, BRIDGE_HEAD_BYTES + bytes) < 0)
+		return -ENOMEM;
+	pack(head, zmq_msg_data(&message));
+	if (bytes)
+		memcpy((unsigned char *)zmq_msg_data(&message) + BRIDGE_HEAD_BYTES, body, bytes);
+	if (zmq_msg_send(&message, socket, ZMQ_DONTWAIT) >= 0)
+		return 0;
+	rc = tnd__bridge_errno();
+	zmq_msg_close(&message);
+	return rc;
+}
+
+const unsigned char *tnd__bridge_body(zmq_msg_t *message, size_t *ret_bytes)
+{
+	*ret_bytes = zmq_msg_size(message) - BRIDGE_HEAD_BYTES;
+	return (unsigned char *)zmq_msg_data(message) + BRIDGE_HEAD_BYTES;
 }
 
 void tnd__bridge_text(zmq_msg_t *message, char out[BRIDGE_TEXT_MAX + 1])
 {
-	const unsigned char *text = zmq_msg_data(message);
-	size_t bytes = zmq_msg_size(message);
+	size_t bytes;
+	const unsigned char *text = tnd__bridge_body(message, &bytes);
 
 	if (bytes > BRIDGE_TEXT_MAX)
 		bytes = BRIDGE_TEXT_MAX;
