@@ -4,7 +4,7 @@
 #
 #   build        release, as installed              (must build)
 #   build-check  gcc, failpoints, warnings fatal    everything
-#   build-asan   gcc, address and undefined         unit fault fuzz cli, and the channel's processes
+#   build-asan   gcc, address and undefined         unit fault fuzz cli memory, and the channel's processes
 #   build-tsan   gcc, thread                        the unit tests with threads
 #   build-msan   clang, memory; warnings fatal      the header scanner's corpus, without jansson, which is not built for it
 #
@@ -53,7 +53,8 @@ build_in() {
 	fi
 }
 
-# suites_in DIR SUITE...: runs the suites that this tree has; a word that is no suite is a test's name
+# suites_in DIR SUITE...: runs the suites that this tree has; or words that are tests' names: not both, of which meson
+# runs none
 suites_in() {
 	dir=$1
 	shift
@@ -123,7 +124,7 @@ export MSAN_OPTIONS=halt_on_error=1
 export CC=gcc
 step build "" --buildtype=release -Dtests=false
 step build-check "unit abi fuzz fault cli proc channel oracle docs model" -Dfailpoints=true -Dbench=true --werror
-step build-asan "unit fault fuzz cli channel-stress channel-steps" -Dfailpoints=true -Db_sanitize=address,undefined
+step build-asan "unit fault fuzz cli memory" -Dfailpoints=true -Db_sanitize=address,undefined
 step build-tsan "unit-base unit-futex unit-litmus unit-budget unit-slab unit-slabwait unit-storage unit-load unit-service unit-service_abuse unit-group unit-ring-0 unit-ring-64 unit-bigobject unit-slabview" -Dfailpoints=true -Db_sanitize=thread
 export CC=clang
 step build-msan "fuzz-header-alone" -Dfailpoints=true --werror -Db_sanitize=memory -Db_lundef=false
