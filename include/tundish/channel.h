@@ -107,9 +107,15 @@ struct tnd_channel_opts {
 TND_API int tnd_channel_create(const struct tnd_channel_opts *opts,
 			       struct tnd_channel **ret_channel, struct tnd_error *reterr);
 
+/*
+ * Objects by slab are mapped so that this process may write to them: what it writes it alone sees,
+ * until it releases the object.
+ */
+#define TND_CHANNEL_ATTACH_F_PRIVATE 1u
+
 struct tnd_channel_attach_opts {
 	uint32_t struct_bytes; /* set by the caller: sizeof this struct */
-	uint32_t flags;        /* none yet: 0 */
+	uint32_t flags;        /* TND_CHANNEL_ATTACH_F_* */
 	int64_t deadline_ns;   /* until then waits for somebody to listen; 0: does not wait */
 	uint64_t spin_ns;      /* as in tnd_channel_opts */
 	int64_t warn_ns;       /* as in tnd_channel_opts */

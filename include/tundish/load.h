@@ -44,6 +44,8 @@ struct tnd_load;
 #define TND_LOAD_F_KEEP_CACHE 1u /* leave what was read through the page cache there */
 #define TND_LOAD_F_OWN 2u        /* deliver each tensor in memory of its own, outside the budget */
 #define TND_LOAD_F_SHARED_SLABS 4u /* slabs are memfds */
+#define TND_LOAD_F_GUEST 8u     /* with `share`: not one of its members; without it reads alone */
+#define TND_LOAD_F_WRITABLE 16u /* views may be written to; what is written stays in this process */
 
 /*
  * Own delivery: asked once for each tensor with bytes where its bytes are to go (slice_bytes of
@@ -81,18 +83,31 @@ struct tnd_load_opts {
 	void *progress_arg;        /* borrowed until close */
 	tnd_place_fn place;        /* nullable; with TND_LOAD_F_OWN */
 	void *place_arg;           /* borrowed until close */
+	/*
+	 * Address of a node's reader (share.h): this load reads nothing itself and takes its bytes
+	 * from there; nullable, copied. The plan's rank is one of the reader's members and the plan
+	 * was made with the same options and the node's budget; engine, direct, threads, depth and
+	 * processors are the reader's business. The reader is waited for until deadline_ns, else
+	 * 120 s.
+	 */
+	const char *share;
 };
 
-#define TND_VIEW_F_COPY 1u  /* a copy in memory of its own (on_full copy) */
-#define TND_VIEW_F_OWN 2u   /* own delivery: the tensor's own memory, or the caller's */
-#define TND_VIEW_F_PIECE 4u /* one of several pieces of its tensor */
-#define TND_VIEW_F_LAST 8u  /* the last piece, or no pieces */
+#define TND_VIEW_F_COPY 1u    /* a copy in memory of its own (on_full copy) */
+#define TND_VIEW_F_OWN 2u     /* own delivery: the tensor's own memory, or the caller's */
+#define TND_VIEW_F_PIECE 4u   /* one of several pieces of its tensor */
+#define TND_VIEW_F_LAST 8u    /* the last piece, or no pieces */
+#define TND_VIEW_F_SHARED 16u /* in a slab that other processes see: read-only without F_WRITABLE */
 
 /* What next() hands out. Pointers live until release. */
 struct tnd_view {
 	const char *name; /* name_bytes long and a NUL */
 	size_t name_bytes;
-	const void *data; /* NULL for zero-size tensors; in slabs: read-only by convention */
+	/*
+	 * NULL for zero-size tensors. Read-only in shared slabs (a write is SIGSEGV), but with
+	 * TND_LOAD_F_WRITABLE; elsewhere writes harm nobody.
+	 */
+	const void *data;
 	uint64_t bytes;
 	const uint64_t *shape; /* of the whole tensor in the file */
 	uint32_t dim_count;

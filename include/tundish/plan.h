@@ -205,6 +205,39 @@ TND_API int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_
 			    const struct tnd_plan_opts *opts, struct tnd_plan **ret_plan,
 			    struct tnd_error *reterr);
 
+/*
+ * What some ranks of a layout, the members, need together, for the one process that reads it for
+ * all of them (share.h). `members`: their ranks, each once; NULL: all of the layout; `layout->rank`
+ * is not looked at. `opts` as for the members' own plans; budget_bytes is the node's (0:
+ * tnd_budget_default(1)), and what the members set aside (tnd_plan_members) comes out of it.
+ *
+ * Items stand in the order in which the members' plans have theirs. There is one for each tensor
+ * that any member keeps, with the values that any of them needs, as they are in the file: nothing is
+ * gathered or aligned (no TND_ITEM_F_ROWS, _REALIGN). Where members of one tensor need more than
+ * TND_PLAN_PART_MAX ranges of a row, the smallest gaps are read too.
+ * Return: as tnd_plan_create; TND_E_LAYOUT (a member twice, or not of the layout, or too many).
+ */
+TND_API int tnd_plan_create_union(struct tnd_checkpoint *checkpoint,
+				  const struct tnd_layout *layout, const uint32_t *members,
+				  size_t member_count, const struct tnd_plan_opts *opts,
+				  struct tnd_plan **ret_plan, struct tnd_error *reterr);
+
+/* One member of a union plan. */
+struct tnd_plan_member {
+	uint32_t rank;
+	uint32_t reserved;
+	uint64_t tensors; /* that it keeps */
+	uint64_t kept_bytes;
+	uint64_t gathered_bytes; /* of these in slices that it has to gather or to align */
+	uint64_t gather_bytes;   /* largest of these slices */
+	uint64_t metadata_bytes; /* what it sets aside of the node's budget: for tables, */
+	uint64_t staging_bytes;  /* and for slices while the consumer has them */
+};
+
+/* In the order of their ranks; none for other plans. Return: how many. */
+TND_API size_t tnd_plan_members(const struct tnd_plan *plan,
+				const struct tnd_plan_member **ret_members);
+
 /* Drops the caller's reference. NULL is allowed. Blocking: never. */
 TND_API void tnd_plan_close(struct tnd_plan *plan);
 

@@ -14,6 +14,7 @@
 #include <tundish/log.h>
 #include <tundish/pagecache.h>
 #include <tundish/plan.h>
+#include <tundish/share.h>
 #include <tundish/size.h>
 #include <tundish/slab.h>
 #include <tundish/stat.h>

@@ -247,6 +247,27 @@ static inline uint64_t tnd__power_below(uint64_t value)
 
 /* -- for the load -- */
 
+/*
+ * Of everything that decides what the ranks of a layout need, the rank and the budget left out: a
+ * rank's plan and a union plan with the same value come of the same inputs.
+ */
+uint64_t tnd__plan_kin(const struct tnd_plan *plan);
+
+/*
+ * Whether a member must make a copy of the item's bytes, out of what was read as it is in the file:
+ * its kept bytes are not one run there, or do not begin where the plan's alignment wants them.
+ */
+bool tnd__plan_gathers(const struct tnd_plan *plan, const struct tnd_plan_item *item);
+
+/*
+ * What a member sets aside, from figures that both sides have: `member` gives tensors and
+ * gather_bytes, the rest is filled in. `plan`: the member's own, or the union.
+ * Staging: room for two of the largest slices, at least 16 MiB; but no more than a share of an
+ * eighth of the node's budget, unless one slice that must not be cut needs it.
+ */
+void tnd__plan_set_aside(const struct tnd_plan *plan, uint32_t member_count, uint64_t node_bytes,
+			 struct tnd_plan_member *member);
+
 /* A file's name as a JSON string; it need not be UTF-8. Return: a new reference, or NULL. */
 struct json_t *tnd__plan_json_name(const char *name);
 

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * live.h - counters of a load that are looked at from outside, as those of a channel are
+ *
+ * A memfd named "tundish.load" of one page with this layout, written by its owner with relaxed
+ * stores (figures of the same moment are not promised), read through /proc/PID/fd. It goes with its
+ * owner, however that ends.
+ */
+#ifndef TND_LIVE_H
+#define TND_LIVE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/base.h"
+
+#define TND__LIVE_MAGIC UINT64_C(0x0044414f4c444e54) /* "TNDLOAD", little-endian */
+#define TND__LIVE_VERSION 1u
+#define TND__LIVE_NAME_BYTES 256
+
+enum { TND__LIVE_ALONE, TND__LIVE_MEMBER, TND__LIVE_READER };
+
+struct tnd__live_page {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t role; /* TND__LIVE_* */
+	int32_t pid;   /* in the owner's pid namespace */
+	uint32_t rank; /* UINT32_MAX: a node's reader */
+	_Atomic uint64_t done_bytes, total_bytes;
+	_Atomic uint64_t charged_bytes, budget_bytes;
+	_Atomic uint64_t storage_bytes;
+	_Atomic uint64_t file;       /* index in the checkpoint; UINT64_MAX: none yet */
+	_Atomic uint32_t generation; /* odd while `name` is being changed */
+	uint32_t reserved;
+	_Atomic unsigned char name[TND__LIVE_NAME_BYTES]; /* of the file, cut, NUL at the end */
+};
+
+struct tnd__live;
+
+/* Return: 0; -errno (a load goes on without). */
+int tnd__live_open(uint32_t role, uint32_t rank, struct tnd__live **ret_live);
+/* NULL is allowed in all of these. */
+struct tnd__live_page *tnd__live_page(struct tnd__live *live);
+/* By one thread at a time. */
+void tnd__live_file(struct tnd__live *live, uint64_t index, const char *name);
+void tnd__live_close(struct tnd__live *live);
+
+#endif
