@@ -307,6 +307,7 @@ static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
 	pthread_cond_signal(&flow->feeder);
 	load->stats.deliver_ns += (uint64_t)(tnd__now_ns() - start_ns);
 	load->stats.kept_bytes += item->kept_bytes;
+	tnd__publish_done(load);
 	load->stats.read_bytes += item->read_bytes;
 	if (!(item->flags & TND_ITEM_F_PIECE) || (item->flags & TND_ITEM_F_LAST)) {
 		load->stats.tensors++;

@@ -193,6 +193,7 @@ static void read_done(struct tnd__read *read, int status, uint64_t fail_offset)
 	struct tnd_load *load = batch->load;
 	struct tnd__flow *flow = load->flow;
 	size_t file = load->slabs[batch->slab].file;
+	bool drained;
 
 	if (status < 0)
 		read_failed(extent, status, fail_offset);
@@ -205,11 +206,15 @@ static void read_done(struct tnd__read *read, int status, uint64_t fail_offset)
 	flow->progress_ns = tnd__now_ns();
 	if (--flow->in_flight == TND__READS_LOW)
 		pthread_cond_signal(&flow->feeder);
-	if (!flow->in_flight) {
+	drained = !flow->in_flight;
+	if (drained) {
 		flow->drained_ns = flow->progress_ns;
 		pthread_cond_signal(&flow->consumer);
 	}
 	pthread_mutex_unlock(&flow->lock);
+	/* What is shown while nothing moves is right. */
+	if (drained)
+		tnd__publish_figures(load);
 	/* R1: pairs with R2 in tnd__feed_close_sources(). */
 	atomic_fetch_sub_explicit(&load->load_files[file].reads, 1, memory_order_release);
 }
@@ -387,6 +392,7 @@ void tnd__batch_submit(struct tnd__batch *batch)
 	flow->in_flight += batch->extent_count;
 	pthread_mutex_unlock(&flow->lock);
 	atomic_fetch_add_explicit(&file->reads, batch->extent_count, memory_order_relaxed);
+	tnd__publish_figures(load);
 	for (size_t e = 0; e < batch->extent_count; e++) {
 		batch->extents[e].read.source = file->source;
 		tnd__storage_submit(load->storage, &batch->extents[e].read);

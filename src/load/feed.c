@@ -145,6 +145,7 @@ static int open_source(struct tnd_load *load, size_t slab)
 		tnd__load_fail_detail(load, &error);
 		return rc;
 	}
+	tnd__publish_file(load, index);
 	return 0;
 }
 

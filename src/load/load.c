@@ -177,6 +177,7 @@ static int start(struct tnd_load *load, struct tnd_error *reterr)
 	load->toucher = tnd__toucher_create(load->storage);
 	if (!load->toucher)
 		return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
+	tnd__publish_open(load);
 	rc = tnd__failpoint("load.thread");
 	rc = rc < 0 ? rc : tnd__thread_create(tnd__feed, load, &load->feeder);
 	if (rc < 0)
@@ -197,6 +198,7 @@ static void refund_fixed(struct tnd_load *load)
 /* Threads are gone, or were never there: everything else of the load that open made. */
 static void free_load(struct tnd_load *load)
 {
+	tnd__publish_close(load);
 	tnd__toucher_close(load->toucher);
 	free(load->owns);
 	free(load->load_files);
@@ -372,6 +374,7 @@ static void end_once(struct tnd_load *load)
 	tnd__feed_close_sources(load, true);
 	close_storage(load);
 	tnd__sample(load, true);
+	tnd__publish_close(load);
 	keep_figures(load);
 	tnd_slab_pool_trim(load->pool);
 	refund_fixed(load);

@@ -191,6 +191,7 @@ struct tnd_load {
 	struct tnd_escape_report *escaped;
 	struct tnd_host_memory memory_before;
 	char *memlog;
+	struct tnd__live *live; /* NULL: cannot be seen from outside */
 };
 
 /* flow.c */
@@ -230,6 +231,16 @@ void tnd__batch_submit(struct tnd__batch *batch);
 void tnd__sample_start(struct tnd_load *load);
 /* At most each TND__SAMPLE_NS unless forced. */
 void tnd__sample(struct tnd_load *load, bool force);
+
+/* publish.c */
+void tnd__publish_open(struct tnd_load *load);
+/* Charged and read so far. Flow lock not held. */
+void tnd__publish_figures(struct tnd_load *load);
+/* Handed out so far. Flow lock held. */
+void tnd__publish_done(struct tnd_load *load);
+/* The file that is read now. By one thread. */
+void tnd__publish_file(struct tnd_load *load, size_t index);
+void tnd__publish_close(struct tnd_load *load);
 
 /* load_report.c */
 /* Writes the phase's record; `slabs`: the pool after everything that is not held went back. */

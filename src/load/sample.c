@@ -77,4 +77,5 @@ void tnd__sample(struct tnd_load *load, bool force)
 	if (cache)
 		sample_cache(load, force);
 	pthread_mutex_unlock(&load->flow->lock);
+	tnd__publish_figures(load);
 }
