@@ -214,7 +214,8 @@ TND_API int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_
  * Items stand in the order in which the members' plans have theirs. There is one for each tensor
  * that any member keeps, with the values that any of them needs, as they are in the file: nothing is
  * gathered or aligned (no TND_ITEM_F_ROWS, _REALIGN). Where members of one tensor need more than
- * TND_PLAN_PART_MAX ranges of a row, the smallest gaps are read too.
+ * TND_PLAN_PART_MAX ranges of a row, the smallest gaps are read too; where they need different
+ * ranges of different rows, all of these rows.
  * Return: as tnd_plan_create; TND_E_LAYOUT (a member twice, or not of the layout, or too many).
  */
 TND_API int tnd_plan_create_union(struct tnd_checkpoint *checkpoint,
@@ -277,7 +278,7 @@ TND_API int tnd_plan_find(const struct tnd_plan *plan, const char *name, size_t 
  * *ret_kept_offset: bytes from the beginning of the kept bytes to the first of them, in the first
  * row.
  * Return: 0; TND_E_SLICE (outside the slice held; the sentence says what is held and what was asked
- * for); TND_E_NO_TENSOR.
+ * for); TND_E_NO_TENSOR; TND_E_INVALID (a union plan).
  */
 TND_API int tnd_plan_narrow(const struct tnd_plan *plan, const char *name, size_t name_bytes,
 			    uint32_t dim, uint64_t start, uint64_t length,

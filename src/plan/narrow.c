@@ -107,6 +107,10 @@ int tnd_plan_narrow(const struct tnd_plan *plan, const char *name, size_t name_b
 	char text[160];
 	size_t index;
 
+	if (plan->choice.of_union)
+		return tnd__fail(reterr, TND_E_INVALID, &where,
+				 "expected the plan of one rank, found that of a node's reader, "
+				 "which has tensors as they are in the file; ask the rank's own");
 	if (tnd_plan_find(plan, name, name_bytes, &index) < 0)
 		return tnd__fail(reterr, TND_E_NO_TENSOR, &where,
 				 "expected a tensor of this rank's plan, found none of this name");

@@ -61,6 +61,9 @@ static bool must_realign(const struct tnd_plan *plan, const struct tnd_plan_item
 {
 	uint32_t bits = tnd_dtype_bits(item->tensor->dtype);
 
+	/* Members that need it elsewhere copy it themselves. */
+	if (plan->choice.of_union)
+		return false;
 	if (plan->choice.align && place % plan->choice.align)
 		return true;
 	/*

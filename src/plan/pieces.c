@@ -74,10 +74,14 @@ static uint64_t rows_that_fit(const struct cutter *cutter, struct tnd_plan_item 
 static uint64_t run_that_fits(const struct cutter *cutter, struct tnd_plan_item *piece,
 			      uint64_t begin, uint64_t left)
 {
+	uint32_t bits = tnd_dtype_bits(piece->tensor->dtype);
 	uint64_t bytes = cutter->limit;
 
 	if (cutter->plan->choice.packing == TND_PACKING_FILE)
 		bytes -= (piece->file_offset + begin) % TND__PAGE;
+	/* Where a tensor lies askew in its file. */
+	if (bits % 8 == 0)
+		bytes -= bytes % (bits / 8);
 	piece->part_count = 1;
 	piece->part_begin[0] = begin;
 	piece->part_bytes[0] = TND__MIN(bytes, left);

@@ -4,7 +4,7 @@
  *
  *   options -> names -> expert counts -> items -> slabs, pieces, costs
  *
- * One item for each tensor that this rank keeps, in delivery order.
+ * One item for each tensor that this rank keeps, or for a union some member, in delivery order.
  *
  * Delivery order: packing name: the checkpoint's (files, then names, in byte order); packing file:
  * tensors of a file by offset, zero-size ones first.
@@ -54,8 +54,11 @@ static int compare_offsets(const void *a, const void *b, void *arg)
 	return i < k ? -1 : i > k;
 }
 
-static void sort_files(const struct tnd__slicer *slicer, uint32_t *order, size_t count)
+void tnd__plan_sort(const struct tnd_plan *plan, const struct tnd__slicer *slicer, uint32_t *order,
+		    size_t count)
 {
+	if (plan->choice.packing != TND_PACKING_FILE)
+		return;
 	for (size_t begin = 0, end; begin < count; begin = end) {
 		uint32_t file = slicer->tensors[order[begin]].file;
 		bool sorted = true;
@@ -82,8 +85,7 @@ static int make_items(struct tnd_plan *plan, struct tnd__slicer *slicer)
 	for (uint32_t i = 0; i < slicer->count; i++)
 		if (tnd__experts_keeps(slicer, i))
 			order[count++] = i;
-	if (plan->choice.packing == TND_PACKING_FILE)
-		sort_files(slicer, order, count);
+	tnd__plan_sort(plan, slicer, order, count);
 	plan->items = tnd__plan_alloc(count, sizeof(*plan->items));
 	if (!plan->items) {
 		free(order);
@@ -115,6 +117,10 @@ static void count_items(struct tnd_plan *plan, const struct tnd__slicer *slicer)
 		file = item->tensor->file;
 	}
 	totals->shards_skipped = file_count - totals->shards_opened;
+	if (plan->choice.of_union) {
+		plan->node_read_bytes = totals->read_bytes;
+		return;
+	}
 	/*
 	 * Every rule's ranges cover the dimension and every expert has an owner, so the ranks
 	 * together read each planned tensor whole.
@@ -132,11 +138,23 @@ static void index_items(struct tnd_plan *plan, const struct tnd__slicer *slicer)
 		plan->first_item[plan->items[i].tensor - slicer->tensors] = (uint32_t)i;
 }
 
-static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct tnd_layout *layout,
-		const struct tnd_plan_opts *opts, struct tnd_error *reterr)
-{
-	int rc = tnd__plan_options(layout, opts, plan, slicer, reterr);
+/* What the caller gave. */
+struct request {
+	const struct tnd_layout *layout;
+	const struct tnd_plan_opts *opts;
+	const uint32_t *members;
+	size_t member_count;
+	bool of_union;
+};
 
+static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct request *request,
+		struct tnd_error *reterr)
+{
+	const struct tnd_plan_opts *opts = request->opts;
+	int rc = tnd__plan_options(request->layout, opts, plan, slicer, reterr);
+
+	if (rc == 0 && request->of_union)
+		rc = tnd__members_take(plan, request->members, request->member_count, reterr);
 	if (rc == 0)
 		rc = tnd__user_rules_parse(opts->rules, opts->rules_name, &slicer->rules, reterr);
 	if (rc == 0)
@@ -145,13 +163,16 @@ static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct 
 		rc = tnd__experts_check(slicer, plan->checkpoint, opts->expert_count != 0,
 					&plan->warnings, reterr);
 	if (rc == 0)
-		rc = make_items(plan, slicer);
+		rc = request->of_union ? tnd__union_items(plan, slicer) : make_items(plan, slicer);
+	if (rc == 0)
+		rc = tnd__members_kin(plan, slicer, opts->flags);
 	if (rc < 0)
 		return rc;
 	plan->first_item = tnd__plan_alloc(plan->tensor_count, sizeof(*plan->first_item));
 	if (!plan->first_item)
 		return -ENOMEM;
 	count_items(plan, slicer);
+	tnd__members_set_aside(plan);
 	rc = tnd__shape_warnings(slicer, &plan->warnings);
 	if (rc == 0)
 		rc = tnd__plan_fit(plan, reterr);
@@ -160,22 +181,22 @@ static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct 
 	return rc;
 }
 
-int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *layout,
-		    const struct tnd_plan_opts *opts, struct tnd_plan **ret_plan,
-		    struct tnd_error *reterr)
+static int create(struct tnd_checkpoint *checkpoint, struct request request,
+		  struct tnd_plan **ret_plan, struct tnd_error *reterr)
 {
 	static const struct tnd_plan_opts defaults = {.struct_bytes = sizeof(defaults)};
 	struct tnd__slicer slicer = {0};
 	struct tnd_plan *plan;
 	int rc;
 
-	opts = opts ? opts : &defaults;
+	if (!request.opts)
+		request.opts = &defaults;
 	if (!checkpoint || !ret_plan ||
-	    !tnd__struct_ok(opts->struct_bytes, sizeof(*opts), sizeof(*opts)))
+	    !tnd__struct_ok(request.opts->struct_bytes, sizeof(defaults), sizeof(defaults)))
 		return tnd__fail_plain(reterr, TND_E_INVALID,
 				       "tnd_plan_create: expected a checkpoint, a place for the "
 				       "plan, and options of %zu bytes",
-				       sizeof(*opts));
+				       sizeof(defaults));
 	plan = tnd__plan_alloc(1, sizeof(*plan));
 	if (!plan)
 		return tnd__fail_plain(reterr, -ENOMEM, "no memory for the plan");
@@ -183,7 +204,8 @@ int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *
 	plan->checkpoint = tnd__checkpoint_ref(checkpoint);
 	slicer.tensors = tnd_checkpoint_tensors(checkpoint, &slicer.count);
 	plan->tensor_count = slicer.count;
-	rc = fill(plan, &slicer, layout, opts, reterr);
+	plan->choice.of_union = request.of_union;
+	rc = fill(plan, &slicer, &request, reterr);
 	free(slicer.names);
 	tnd__user_rules_free(&slicer.rules);
 	if (rc < 0) {
@@ -192,6 +214,28 @@ int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *
 	}
 	*ret_plan = plan;
 	return 0;
+}
+
+int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_layout *layout,
+		    const struct tnd_plan_opts *opts, struct tnd_plan **ret_plan,
+		    struct tnd_error *reterr)
+{
+	return create(checkpoint, (struct request){.layout = layout, .opts = opts}, ret_plan,
+		      reterr);
+}
+
+int tnd_plan_create_union(struct tnd_checkpoint *checkpoint, const struct tnd_layout *layout,
+			  const uint32_t *members, size_t member_count,
+			  const struct tnd_plan_opts *opts, struct tnd_plan **ret_plan,
+			  struct tnd_error *reterr)
+{
+	return create(checkpoint,
+		      (struct request){.layout = layout,
+				       .opts = opts,
+				       .members = members,
+				       .member_count = member_count,
+				       .of_union = true},
+		      ret_plan, reterr);
 }
 
 void tnd__plan_ref(struct tnd_plan *plan)
@@ -211,6 +255,7 @@ void tnd_plan_close(struct tnd_plan *plan)
 	free(plan->images);
 	free(plan->image_first);
 	free(plan->first_item);
+	free(plan->members);
 	tnd__sentences_free(&plan->warnings);
 	free(plan);
 }

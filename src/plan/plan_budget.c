@@ -20,7 +20,8 @@
 
 static uint64_t metadata_bytes(const struct tnd_plan *plan, const struct tnd__plan_need *need)
 {
-	uint64_t bytes = tnd_checkpoint_memory_bytes(plan->checkpoint) + sizeof(*plan);
+	uint64_t bytes = tnd_checkpoint_memory_bytes(plan->checkpoint) + sizeof(*plan) +
+			 plan->member_count * sizeof(*plan->members);
 
 	bytes += need->items * sizeof(*plan->items);
 	bytes += need->slabs * sizeof(*plan->slabs);

@@ -14,6 +14,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,20 +139,31 @@ static struct tnd__where where_of(const struct tnd_plan *plan, size_t item)
 				   .name_bytes = tensor->name_bytes};
 }
 
+static const char *less(const struct tnd_plan *plan)
+{
+	return plan->choice.of_union ? " (less what the members set aside)" : "";
+}
+
 static int too_small(const struct tnd_plan *plan, const struct search *search,
 		     struct tnd_error *reterr)
 {
 	const struct tnd__plan_need *need = &search->least;
+	uint64_t least = tnd__members_least(plan, search->least_budget);
 	struct tnd__where where = {0};
+	char aside[96] = "";
 
+	if (plan->choice.of_union)
+		snprintf(aside, sizeof(aside), ", %" PRIu64 " for what %zu members set aside",
+			 least - search->least_budget, plan->member_count);
 	if (need->alive_item)
 		where = where_of(plan, need->item);
 	return tnd__fail(reterr, TND_E_BUDGET, &where,
 			 "expected a budget of at least %" PRIu64 " bytes (%" PRIu64
 			 " for tables and reads in flight, %" PRIu64 " for a slab, %" PRIu64
-			 " for a tensor larger than a slab), found %" PRIu64 "; raise the budget%s",
-			 search->least_budget, need->least_fixed, need->alive_slab,
-			 need->alive_item, plan->choice.budget_bytes,
+			 " for a tensor larger than a slab%s), found %" PRIu64
+			 "; raise the budget%s",
+			 least, need->least_fixed, need->alive_slab, need->alive_item, aside,
+			 plan->node_budget_bytes,
 			 need->alive_item && plan->choice.oversize != TND_OVERSIZE_PIECES
 				 ? " or cut large tensors into pieces"
 			 : need->alive_slab && plan->choice.slab_given ? " or lower the slab size"
@@ -176,8 +188,8 @@ static int refuse_oversized(const struct tnd_plan *plan, const struct search *se
 				 "expected at most %" PRIu64 " bytes beside the %" PRIu64
 				 " for tables and reads in flight, found %" PRIu64
 				 " in a budget of %" PRIu64
-				 "; raise the budget, or choose oversize pieces or overrun",
-				 budget - fixed, fixed, item->kept_bytes, budget);
+				 "%s; raise the budget, or choose oversize pieces or overrun",
+				 budget - fixed, fixed, item->kept_bytes, budget, less(plan));
 	}
 	return 0;
 }
@@ -280,10 +292,10 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 
 	if (choice->slab_given && choice->slab_bytes > choice->budget_bytes)
 		return tnd__fail_plain(reterr, TND_E_BUDGET,
-				       "expected a slab size of at most the budget, %" PRIu64
+				       "expected a slab size of at most the budget%s, %" PRIu64
 				       " bytes, found %" PRIu64
 				       "; lower the slab size or raise the budget",
-				       choice->budget_bytes, choice->slab_bytes);
+				       less(plan), choice->budget_bytes, choice->slab_bytes);
 	if (!choice->slab_given)
 		choice->slab_bytes = TND__MAX(
 			tnd__power_below(TND__MIN(DEFAULT_SLAB_MAX, choice->budget_bytes / 4)),

@@ -7,6 +7,8 @@
  *   rules_text.c the caller's own rules
  *   experts.c    counts, checks, who owns which expert
  *   shape.c      ranges -> rows and parts in bytes: an item
+ *   union.c      the items of several ranks -> one: what is read for all of them
+ *   members.c    what the reader of a union and its members both work out
  *   pack_name.c, pack_file.c   items -> slabs
  *   pieces.c     items that cannot fit -> pieces
  *   plan_budget.c   what it costs
@@ -122,6 +124,7 @@ struct tnd__slicer {
 	uint64_t experts[2]; /* target's, draft's; TND_EXPERTS_UNKNOWN */
 	uint64_t run_min_bytes;
 	uint32_t hint; /* where the last partner was found */
+	bool quiet;    /* misses are not counted: another rank's look at the same tensor */
 	struct tnd__miss misses[TND__ROLE_COUNT][TND__REASON_COUNT];
 };
 
@@ -132,6 +135,7 @@ struct tnd__plan_choice {
 	uint64_t budget_bytes;
 	uint64_t slab_bytes; /* 0: a buffer per tensor */
 	bool slab_given;
+	bool of_union; /* of several ranks: as in the file, and with what they set aside */
 };
 
 struct tnd_plan {
@@ -153,6 +157,10 @@ struct tnd_plan {
 	size_t tensor_count;
 	uint64_t node_read_bytes;
 	struct tnd__sentences warnings;
+	struct tnd_plan_member *members; /* of a union, by rank */
+	size_t member_count;
+	uint64_t kin;
+	uint64_t node_budget_bytes; /* of a union: with what its members set aside */
 };
 
 /* -- allocation: zeroed, passes the failpoint plan.alloc -- */
@@ -190,9 +198,40 @@ bool tnd__experts_planned(const struct tnd__slicer *slicer, uint32_t index);
 void tnd__shape_item(struct tnd__slicer *slicer, uint32_t index, struct tnd_plan_item *ret_item);
 /* kept_bytes and read_bytes from rows, parts and F_ROWS. */
 void tnd__shape_sum(struct tnd_plan_item *item);
+/* The whole tensor: dim and rows, not the sums. */
+void tnd__shape_whole(const struct tnd_tensor *tensor, struct tnd_plan_item *item);
+/* True if every run and the gap behind it are long enough to be read alone. */
+bool tnd__shape_runs_alone(const struct tnd_plan_item *item, uint64_t run_min_bytes);
+/* Bits of the dimensions from `from` on. */
+uint64_t tnd__shape_span_bits(const struct tnd_tensor *tensor, uint32_t from);
 int tnd__shape_warnings(const struct tnd__slicer *slicer, struct tnd__sentences *warnings);
 
+/* -- plan.c -- */
+/* Tensors in the order in which a plan has them; `order` is in that of the checkpoint. */
+void tnd__plan_sort(const struct tnd_plan *plan, const struct tnd__slicer *slicer, uint32_t *order,
+		    size_t count);
+
+/* -- union.c -- */
+/* Items of all members, and what each of these keeps. Return: 0, -ENOMEM. */
+int tnd__union_items(struct tnd_plan *plan, struct tnd__slicer *slicer);
+
+/* -- members.c -- */
+/* Checks and sorts; NULL: all of the layout. Return: 0, TND_E_LAYOUT, -ENOMEM. */
+int tnd__members_take(struct tnd_plan *plan, const uint32_t *members, size_t member_count,
+		      struct tnd_error *reterr);
+/* Sets `kin`: once names are known. `flags`: of the options. Return: 0, -ENOMEM. */
+int tnd__members_kin(struct tnd_plan *plan, const struct tnd__slicer *slicer, uint32_t flags);
+/* Takes what the members set aside off the budget. */
+void tnd__members_set_aside(struct tnd_plan *plan);
+/* Least budget of the node with which the reader's is `bytes`. */
+uint64_t tnd__members_least(const struct tnd_plan *plan, uint64_t bytes);
+/* Counts a whole slice for a member. */
+void tnd__members_count(const struct tnd_plan *plan, const struct tnd_plan_item *item,
+			struct tnd_plan_member *member);
+
 /* -- plan_options.c -- */
+/* The slicer looks for this rank of the layout. */
+void tnd__slicer_rank(struct tnd__slicer *slicer, uint32_t rank);
 int tnd__plan_options(const struct tnd_layout *layout, const struct tnd_plan_opts *opts,
 		      struct tnd_plan *plan, struct tnd__slicer *slicer, struct tnd_error *reterr);
 
@@ -267,6 +306,16 @@ bool tnd__plan_gathers(const struct tnd_plan *plan, const struct tnd_plan_item *
  */
 void tnd__plan_set_aside(const struct tnd_plan *plan, uint32_t member_count, uint64_t node_bytes,
 			 struct tnd_plan_member *member);
+
+/*
+ * The same from a member's own plan: all of `ret_member`, as the union has it. Slices that the plan
+ * has in pieces count whole.
+ */
+void tnd__plan_as_member(const struct tnd_plan *plan, uint32_t member_count, uint64_t node_bytes,
+			 struct tnd_plan_member *ret_member);
+
+/* A union's budget with what its members set aside; another plan's own. */
+uint64_t tnd__plan_node_budget(const struct tnd_plan *plan);
 
 /* A file's name as a JSON string; it need not be UTF-8. Return: a new reference, or NULL. */
 struct json_t *tnd__plan_json_name(const char *name);

@@ -50,6 +50,8 @@ static int take_layout(const struct tnd_layout *layout, struct tnd_plan *plan,
 					       sizeof(*layout), layout->struct_bytes,
 					       layout->reserved);
 		*own = *layout;
+		if (plan->choice.of_union)
+			own->rank = 0;
 	}
 	own->tp_size = TND__MAX(own->tp_size, 1);
 	own->dp_size = TND__MAX(own->dp_size, 1);
@@ -163,15 +165,24 @@ static int take_budget(const struct tnd_plan_opts *opts, struct tnd_plan *plan,
 
 	plan->choice.budget_bytes = opts->budget_bytes;
 	if (!opts->budget_bytes)
-		rc = tnd_budget_default(plan->layout.tp_size * plan->layout.dp_size,
-					&plan->choice.budget_bytes);
+		rc = tnd_budget_default(
+			plan->choice.of_union ? 1 : plan->layout.tp_size * plan->layout.dp_size,
+			&plan->choice.budget_bytes);
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc,
 				       "the machine's memory cannot be read (%s); give a budget",
 				       tnd_strerror(rc));
 	if (plan->choice.budget_bytes > INT64_MAX)
 		return refuse(reterr, "budget_bytes", opts->budget_bytes);
+	plan->node_budget_bytes = plan->choice.budget_bytes;
 	return 0;
+}
+
+void tnd__slicer_rank(struct tnd__slicer *slicer, uint32_t rank)
+{
+	slicer->tp_rank = rank % slicer->tp_size;
+	slicer->moe_rank = rank % slicer->moe_size;
+	slicer->ep_rank = slicer->ep_size > 1 ? rank / slicer->moe_size : 0;
 }
 
 static void take_slicer(const struct tnd_plan_opts *opts, struct tnd_plan *plan,
@@ -186,11 +197,9 @@ static void take_slicer(const struct tnd_plan_opts *opts, struct tnd_plan *plan,
 	slicer->placement = opts->placement;
 	slicer->all_scales = (opts->flags & TND_PLAN_F_EP_SCALES_ALL) != 0;
 	slicer->tp_size = layout->tp_size;
-	slicer->tp_rank = layout->rank % layout->tp_size;
 	slicer->moe_size = layout->tp_size * layout->dp_size / layout->ep_size;
-	slicer->moe_rank = layout->rank % slicer->moe_size;
 	slicer->ep_size = filter ? layout->ep_size : 1;
-	slicer->ep_rank = filter ? layout->rank / slicer->moe_size : 0;
+	tnd__slicer_rank(slicer, layout->rank);
 	slicer->experts[0] = tnd_checkpoint_experts(plan->checkpoint, &draft);
 	if (opts->expert_count)
 		slicer->experts[0] = opts->expert_count;

@@ -17,7 +17,7 @@
  * Bits of the dimensions [from, to). The whole tensor's were checked against overflow when the file
  * was opened.
  */
-static uint64_t span_bits(const struct tnd_tensor *tensor, uint32_t from)
+uint64_t tnd__shape_span_bits(const struct tnd_tensor *tensor, uint32_t from)
 {
 	uint64_t bits = tnd_dtype_bits(tensor->dtype);
 
@@ -56,7 +56,7 @@ static struct owned owned_of(const struct tnd__slicer *slicer, uint32_t index,
 		*ret_why = TND__REASON_ROUND_ROBIN;
 		return owned;
 	}
-	if (span_bits(tensor, 1) % 8) {
+	if (tnd__shape_span_bits(tensor, 1) % 8) {
 		*ret_why = TND__REASON_BYTES;
 		return owned;
 	}
@@ -68,9 +68,9 @@ static struct owned owned_of(const struct tnd__slicer *slicer, uint32_t index,
 
 static bool on_bytes(const struct tnd_tensor *tensor, const struct tnd__ranges *ranges)
 {
-	uint64_t inner = span_bits(tensor, (uint32_t)ranges->dim + 1);
+	uint64_t inner = tnd__shape_span_bits(tensor, (uint32_t)ranges->dim + 1);
 
-	if (span_bits(tensor, (uint32_t)ranges->dim) % 8)
+	if (tnd__shape_span_bits(tensor, (uint32_t)ranges->dim) % 8)
 		return false;
 	for (uint32_t i = 0; i < ranges->count; i++)
 		if (ranges->start[i] * inner % 8 || ranges->length[i] * inner % 8)
@@ -78,7 +78,7 @@ static bool on_bytes(const struct tnd_tensor *tensor, const struct tnd__ranges *
 	return true;
 }
 
-static void shape_whole(const struct tnd_tensor *tensor, struct tnd_plan_item *item)
+void tnd__shape_whole(const struct tnd_tensor *tensor, struct tnd_plan_item *item)
 {
 	item->dim = -1;
 	item->file_offset = tensor->offset;
@@ -91,7 +91,7 @@ static void shape_whole(const struct tnd_tensor *tensor, struct tnd_plan_item *i
 static void shape_experts(const struct tnd_tensor *tensor, const struct owned *owned,
 			  struct tnd_plan_item *item)
 {
-	uint64_t each = span_bits(tensor, 1) / 8;
+	uint64_t each = tnd__shape_span_bits(tensor, 1) / 8;
 
 	item->dim = 0;
 	item->start = owned->first;
@@ -104,7 +104,7 @@ static void shape_ranges(const struct tnd_tensor *tensor, const struct tnd__rang
 			 const struct owned *owned, struct tnd_plan_item *item)
 {
 	uint32_t dim = (uint32_t)ranges->dim;
-	uint64_t inner = span_bits(tensor, dim + 1);
+	uint64_t inner = tnd__shape_span_bits(tensor, dim + 1);
 	uint64_t rows = outer_count(tensor, 0, dim);
 
 	item->dim = ranges->dim;
@@ -129,12 +129,11 @@ static void miss(struct tnd__slicer *slicer, uint32_t index, enum tnd__reason wh
 	const struct tnd__name *name = &slicer->names[index];
 	struct tnd__miss *miss = &slicer->misses[name->rule ? TND__ROLE_USER : name->role][why];
 
-	if (why != TND__REASON_NONE && miss->count++ == 0)
+	if (why != TND__REASON_NONE && !slicer->quiet && miss->count++ == 0)
 		miss->first = index;
 }
 
-/* True if every run and the gap behind it are long enough to be read alone. */
-static bool runs_alone(const struct tnd_plan_item *item, uint64_t run_min_bytes)
+bool tnd__shape_runs_alone(const struct tnd_plan_item *item, uint64_t run_min_bytes)
 {
 	for (uint32_t i = 0; i < item->part_count; i++) {
 		uint64_t end = item->part_begin[i] + item->part_bytes[i];
@@ -175,7 +174,7 @@ void tnd__shape_item(struct tnd__slicer *slicer, uint32_t index, struct tnd_plan
 	}
 	miss(slicer, index, why);
 	miss(slicer, index, unowned);
-	shape_whole(tensor, ret_item);
+	tnd__shape_whole(tensor, ret_item);
 	/* A user's rule along the expert dimension cuts by moe_tp what EP cuts too: EP wins. */
 	if (ranges.dim > 0 || (ranges.dim == 0 && !owned.cut))
 		shape_ranges(tensor, &ranges, &owned, ret_item);
@@ -187,7 +186,7 @@ void tnd__shape_item(struct tnd__slicer *slicer, uint32_t index, struct tnd_plan
 	}
 	tnd__shape_sum(ret_item);
 	if (ret_item->row_count > 1 && ret_item->kept_bytes &&
-	    !runs_alone(ret_item, slicer->run_min_bytes)) {
+	    !tnd__shape_runs_alone(ret_item, slicer->run_min_bytes)) {
 		ret_item->flags |= TND_ITEM_F_ROWS;
 		tnd__shape_sum(ret_item);
 	}
