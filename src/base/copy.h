@@ -24,4 +24,10 @@ void tnd__copy_strides(void *to, const void *from, const struct tnd__strides *st
 /* The same for one run. */
 void tnd__copy(void *to, const void *from, uint64_t bytes, bool past);
 
+/* The ways that it is chosen from, for bench/gather.c and the tests. */
+enum { TND__COPY_PLAIN, TND__COPY_STREAM16, TND__COPY_STREAM32, TND__COPY_WAYS };
+
+/* Return: whether this processor has that way; nothing is copied otherwise. */
+bool tnd__copy_by(int way, void *to, const void *from, const struct tnd__strides *strides);
+
 #endif
