@@ -18,7 +18,8 @@
  * Free again: the cursor of a reader says that it has borrowed or copied the object; a borrow holds
  * a lease in the control segment, added before the cursor passes the object. So cursors are looked
  * at first and leases second. Those of readers that are not in the set (dead, left, given up) do
- * not count.
+ * not count. But one that lives and was given up may go on to look at what it has borrowed: what
+ * it had not let go of is spoilt, and is retired when it comes free for the others.
  *
  *   slabview.c   lease += 1 (seq_cst) ... R3     cursor (W1) ... lease (seq_cst load)
  *   slabview.c   reads, lease -= 1 (seq_cst)     lease (seq_cst load) ... the next write
@@ -32,6 +33,7 @@
  * queue, where neither readers nor cancel would be seen.
  */
 #include <errno.h>
+#include <inttypes.h>
 
 #include "bigobject.h"
 
@@ -56,6 +58,7 @@ int tnd__slabs_host(struct tnd_channel *channel, struct tnd_slab_pool *pool,
 				       "expected memory for the slabs of channel '%s', found none",
 				       channel->shared.name);
 	slabs->pool = pool;
+	slabs->pagemap_fd = -1;
 	channel->slabs = slabs;
 	return 0;
 }
@@ -150,8 +153,7 @@ void tnd__slabs_serve(struct tnd_channel *channel, struct tnd__peer *peer,
 
 /* -- which are free -- */
 
-/* Whether no reader is at or before its object, and none holds it. */
-static bool is_free(const struct tnd_channel *channel, uint32_t index)
+bool tnd__slab_is_free(const struct tnd_channel *channel, uint32_t index)
 {
 	const struct tnd__host_slab *slab = &channel->slabs->host[index];
 	/* Pairs with tnd__slabs_sent() and tnd__slabs_put_back(). */
@@ -161,7 +163,8 @@ static bool is_free(const struct tnd_channel *channel, uint32_t index)
 		return false;
 	if (state == TND__SLAB_FREE)
 		return true;
-	if (channel->writer.freed - slab->number - 1 > UINT64_MAX / 2)
+	if (channel->writer.freed - atomic_load_explicit(&slab->number, memory_order_relaxed) - 1 >
+	    UINT64_MAX / 2)
 		return false;
 	for (uint64_t left = channel->writer.now_live; left; left &= left - 1) {
 		const _Atomic uint32_t *lease =
@@ -181,7 +184,7 @@ static uint32_t find_free(const struct tnd_channel *channel, uint64_t bytes, uin
 	uint32_t count = 0, best = TND__SLABS_MAX;
 
 	for (uint32_t i = 0; i < TND__SLABS_MAX; i++) {
-		if (!is_free(channel, i))
+		if (!tnd__slab_is_free(channel, i))
 			continue;
 		count++;
 		if (host[i].bytes >= bytes &&
@@ -192,31 +195,113 @@ static uint32_t find_free(const struct tnd_channel *channel, uint64_t bytes, uin
 	return count;
 }
 
-/* Sets and cursors as of now. Return: 0; TND_E_PEER_DEAD. */
-static int look_at_readers(struct tnd_channel *channel, struct tnd_error *reterr)
+static bool retire_spoilt(struct tnd_channel *channel)
+{
+	/* acquire: pairs with tnd__slabs_given_up(). */
+	uint64_t spoilt = atomic_load_explicit(&channel->slabs->spoilt, memory_order_acquire);
+	bool any = false;
+
+	for (; spoilt; spoilt &= spoilt - 1) {
+		uint32_t index = (uint32_t)__builtin_ctzll(spoilt);
+
+		if (!tnd__slab_is_free(channel, index))
+			continue;
+		tnd__slab_retire(channel, index);
+		any = true;
+	}
+	return any;
+}
+
+int tnd__slabs_look(struct tnd_channel *channel, bool *ret_retired, struct tnd_error *reterr)
 {
 	uint64_t corrupt, left;
+	bool retired;
 	int rc;
 
 	do {
 		rc = tnd__writer_look(channel, reterr);
-		if (rc < 0)
-			return rc;
 		pthread_mutex_lock(&channel->lock);
 		corrupt = tnd__writer_refresh(channel, &left);
 		pthread_mutex_unlock(&channel->lock);
 		tnd__places_drop(channel, corrupt, TND__PLACE_EVICTED);
 		tnd__places_drop(channel, left, TND__PLACE_LEFT);
 	} while (corrupt | left);
-	return 0;
+	retired = retire_spoilt(channel);
+	if (ret_retired)
+		*ret_retired = retired;
+	return rc;
 }
 
 static int look_for_free(struct tnd__wait *wait, struct tnd_error *reterr)
 {
 	uint32_t index;
-	int rc = look_at_readers(wait->channel, reterr);
+	bool retired; /* which makes room in the budget */
+	int rc = tnd__slabs_look(wait->channel, &retired, reterr);
 
-	return rc < 0 ? rc : find_free(wait->channel, 0, &index) > 0;
+	return rc < 0 ? rc : retired || find_free(wait->channel, 0, &index) > 0;
+}
+
+/* Of those that are there, free or not. */
+static bool any_suits(const struct tnd_channel *channel, uint64_t bytes)
+{
+	const struct tnd__host_slab *host = channel->slabs->host;
+	uint32_t index = 0;
+
+	while (index < TND__SLABS_MAX && !(host[index].slab && host[index].bytes >= bytes))
+		index++;
+	return index < TND__SLABS_MAX;
+}
+
+static int look_for_used(struct tnd__wait *wait, struct tnd_error *reterr)
+{
+	struct tnd_channel *channel = wait->channel;
+	uint32_t index;
+	int rc = tnd__slabs_look(channel, NULL, reterr);
+
+	if (rc < 0)
+		return rc;
+	find_free(channel, wait->need, &index);
+	if (index < TND__SLABS_MAX)
+		return 1;
+	if (any_suits(channel, wait->need))
+		return 0;
+	return tnd__fail_plain(reterr, -ETIMEDOUT,
+			       "channel '%s': expected a slab of %" PRIu64
+			       " bytes to use again, found none that large: make one",
+			       channel->shared.name, wait->need);
+}
+
+void tnd__slabs_given_up(struct tnd_channel *channel, uint32_t place)
+{
+	struct tnd__control *control = channel->shared.control;
+	uint64_t published, cursor, spoilt = 0;
+
+	if (!channel->slabs)
+		return;
+	/*
+	 * After E1, and before all that follows: a reader that has seen itself in its seat after it
+	 * borrowed had taken its lease, of an object that was published, before E1.
+	 */
+	published = atomic_load_explicit(&channel->shared.header->published, memory_order_seq_cst);
+	cursor = atomic_load_explicit(&control->places[place].cursor, memory_order_seq_cst);
+	/* Nonsense: all of them, then. */
+	if (published - cursor > channel->shared.max_objects)
+		cursor = published - channel->shared.max_objects;
+	for (uint32_t i = 0; i < TND__SLABS_MAX; i++) {
+		const struct tnd__host_slab *slab = tnd__host_slab(channel, i);
+		uint64_t number;
+
+		/* acquire: pairs with tnd__slabs_sent(). */
+		if (!slab->slab ||
+		    atomic_load_explicit(&slab->state, memory_order_acquire) != TND__SLAB_SENT)
+			continue;
+		number = atomic_load_explicit(&slab->number, memory_order_relaxed);
+		if (number - cursor < published - cursor ||
+		    atomic_load_explicit(&control->leases[place][i], memory_order_seq_cst))
+			spoilt |= UINT64_C(1) << i;
+	}
+	/* release: pairs with retire_spoilt(), whose thread sees the new sets after E3. */
+	atomic_fetch_or_explicit(&channel->slabs->spoilt, spoilt, memory_order_release);
 }
 
 /* -- taking -- */
@@ -245,16 +330,19 @@ static uint32_t find_vacant(const struct tnd_channel *channel)
  * One try. Return: 0; -EAGAIN: nothing is free, and `*ret_short`: the budget, rather than the
  * table, has no room.
  */
-static int try_take(struct tnd_channel *channel, uint64_t bytes, uint32_t *ret_index,
+static int try_take(struct tnd_channel *channel, const struct tnd__ask *ask, uint32_t *ret_index,
 		    bool *ret_short, struct tnd_error *reterr)
 {
+	uint64_t bytes = TND__MAX(ask->bytes, 1);
 	uint32_t index;
-	int rc = look_at_readers(channel, reterr);
+	int rc = tnd__slabs_look(channel, NULL, reterr);
 
 	if (rc < 0)
 		return rc;
 	find_free(channel, bytes, &index);
 	*ret_short = false;
+	if (ask->reuse && index == TND__SLABS_MAX)
+		return -EAGAIN;
 	while (index == TND__SLABS_MAX) {
 		uint32_t vacant = find_vacant(channel);
 
@@ -280,18 +368,18 @@ static int try_take(struct tnd_channel *channel, uint64_t bytes, uint32_t *ret_i
 	return 0;
 }
 
-int tnd__slabs_take(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
+int tnd__slabs_take(struct tnd_channel *channel, const struct tnd__ask *ask, int64_t deadline_ns,
 		    uint32_t *ret_index, struct tnd_error *reterr)
 {
 	struct tnd__wait wait = {.channel = channel,
-				 .look = look_for_free,
+				 .look = ask->reuse ? look_for_used : look_for_free,
 				 .what = "a slab for a large object",
-				 .need = bytes};
+				 .need = ask->bytes};
 	bool budget_short = false;
 
 	for (;;) {
 		int64_t until = deadline_ns, slice;
-		int rc = try_take(channel, bytes, ret_index, &budget_short, reterr);
+		int rc = try_take(channel, ask, ret_index, &budget_short, reterr);
 
 		if (rc != -EAGAIN)
 			return rc;
@@ -319,14 +407,14 @@ void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t numbe
 {
 	struct tnd__host_slab *slab = tnd__host_slab(channel, index);
 
-	slab->number = number;
-	/* Pairs with is_free(): commit may be another thread's. */
+	atomic_store_explicit(&slab->number, number, memory_order_relaxed);
+	/* Pairs with tnd__slab_is_free(): commit may be another thread's. */
 	atomic_store_explicit(&slab->state, TND__SLAB_SENT, memory_order_release);
 }
 
 void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index)
 {
-	/* Pairs with is_free(): abort may be another thread's. */
+	/* Pairs with tnd__slab_is_free(): abort may be another thread's. */
 	atomic_store_explicit(&tnd__host_slab(channel, index)->state, TND__SLAB_FREE,
 			      memory_order_release);
 }

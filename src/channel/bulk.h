@@ -53,8 +53,10 @@ int tnd__bulk_told(struct tnd_channel *channel, struct tnd_error *reterr);
  * Reader: the object, by slab, is released, but the bytes in `keep` stay readable where they are, as
  * a private copy of this process (page by page, in place of the shared mapping; others may read them
  * meanwhile). What else was mapped of the slab is unmapped. *ret_base, *ret_bytes: the caller's to
- * munmap.
- * Return: 0; TND_E_INVALID (not borrowed, not by slab, outside of it); -ENOMEM.
+ * munmap, from the first page kept to the last; NULL and 0 where nothing is kept.
+ * Return: 0; TND_E_EVICTED (kept, but the writer took this process for dead, and may have written
+ * there); TND_E_INVALID (not borrowed, not by slab, outside of it); TND_E_CORRUPT (the writer has
+ * put two objects there); TND_E_FORKED; -ENOMEM. The last ones have changed nothing.
  */
 struct tnd__bulk_range {
 	uint64_t begin, end; /* within the object */

@@ -127,7 +127,8 @@ static void close_writer(struct tnd_channel *channel, bool forked, bool abandone
 {
 	struct tnd__writer *writer = &channel->writer;
 
-	if (!forked && !abandoned && channel->shared.header) {
+	/* With a last word, a reader is to see that first: it learns of the close behind it. */
+	if (!forked && !abandoned && channel->shared.header && !tnd__notice_last(channel)) {
 		(void)tnd__failpoint("channel.C1");
 		/* C1: after the last W3; pairs with look_for_object(). */
 		atomic_store_explicit(&channel->shared.header->closed, TND__CLOSED,
@@ -260,8 +261,8 @@ int tnd_channel_attach(const char *address, uint32_t rank,
 		opts = &none;
 	if (!tnd__struct_ok(opts->struct_bytes, sizeof(*opts), sizeof(*opts)))
 		return say_struct(reterr, opts->struct_bytes, sizeof(*opts));
-	if (opts->flags)
-		return say_range(reterr, "flags", opts->flags, 0, 0);
+	if (opts->flags & ~TND_CHANNEL_ATTACH_F_PRIVATE)
+		return say_range(reterr, "flags", opts->flags, 0, TND_CHANNEL_ATTACH_F_PRIVATE);
 	if (!address)
 		return tnd__fail_plain(reterr, TND_E_ADDRESS,
 				       "no address: give what tnd_channel_address says");
@@ -271,6 +272,8 @@ int tnd_channel_attach(const char *address, uint32_t rank,
 	if (rc < 0)
 		return rc;
 	channel = make_handle(false, opts->spin_ns, opts->warn_ns);
+	if (channel)
+		channel->private_views = opts->flags & TND_CHANNEL_ATTACH_F_PRIVATE;
 	rc = channel ? tnd__slabs_guest(channel) : -ENOMEM;
 	if (rc < 0)
 		rc = tnd__fail_plain(reterr, rc, "no memory for a channel's handle: free some");

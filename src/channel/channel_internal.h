@@ -10,7 +10,9 @@
  *   send.c         the writer's data path; reserve.c: reservations
  *   receive.c      the readers' data path
  *   wait.c         spin, sleep, wake, warn: both sides
- *   bigobject.c    objects by slab: the writer; slabmake.c: its memory; slabview.c: the readers
+ *   bigobject.c    objects by slab: the writer; slabmake.c: its memory; slabview.c: the readers;
+ *                  viewpages.c: their memory
+ *   bulk.c         for a flow of slabs (bulk.h); notice.c: word that goes ahead of all objects
  *   stat.c         all of it seen from outside; stat_scan.c: found, stat_look.c: one channel
  *
  * Locks: `lock` of a handle guards its places, slabs and reservations; nothing waits under it.
@@ -83,11 +85,12 @@ void tnd__segments_close(struct tnd__segments *segments, bool is_writer, bool fo
 /* One place, in the writer's process. lock, but for the last two. */
 struct tnd__place {
 	uint32_t rank;
-	uint32_t generation; /* of its occupants */
-	uint32_t state;      /* TND__PLACE_*, as in the sealed seat */
-	bool owned;          /* reserved for `rank` at creation */
-	int32_t pid;         /* of the occupant as we see it, or 0 */
-	uint64_t admitted;   /* number of the first object that is held for the occupant */
+	uint32_t generation;      /* of its occupants */
+	uint32_t state;           /* TND__PLACE_*, as in the sealed seat */
+	bool owned;               /* reserved for `rank` at creation */
+	int32_t pid;              /* of the occupant as we see it, or 0 */
+	uint64_t admitted;        /* number of the first object that is held for the occupant */
+	uint32_t told_generation; /* of the occupant that has the notice */
 	struct tnd__peer *peer;
 	struct tnd__watch *watch;
 	/* The writing thread's own. */
@@ -154,6 +157,7 @@ struct tnd__reader {
 	uint32_t place, generation, rank;
 	bool seated; /* the place is ours to write to */
 	_Atomic uint32_t writer_dead, writer_left;
+	_Atomic uint32_t told;    /* there is a notice */
 	_Atomic uint32_t borrows; /* open ones */
 	/* The receiving thread's own; under lock while there are borrows. */
 	uint64_t next;           /* number of the next object */
@@ -163,6 +167,14 @@ struct tnd__reader {
 };
 
 struct tnd__slabs;
+struct tnd__bulk_range;
+
+/* An error that the writer tells its readers. What a packet of the kind TND__PACKET_TELL carries. */
+struct tnd__notice {
+	int32_t code; /* 0: none */
+	int32_t rank;
+	char message[TND_ERROR_MESSAGE_MAX];
+};
 
 /* busy */
 enum {
@@ -186,6 +198,8 @@ struct tnd_channel {
 	struct tnd_budget *budget;
 	uint64_t charged_bytes;
 	struct tnd__slabs *slabs; /* nullable */
+	bool private_views; /* objects by slab may be written to (TND_CHANNEL_ATTACH_F_PRIVATE) */
+	struct tnd__notice notice; /* lock; writer: to tell; reader: as told */
 	struct tnd__writer writer;
 	struct tnd__reader reader;
 	char address[TND__ADDRESS_BYTES];
@@ -244,6 +258,7 @@ struct tnd__welcome {
 #define TND__PACKET_WELCOME 17u
 #define TND__PACKET_SLAB 18u   /* a slab is asked for, or handed out */
 #define TND__PACKET_LOCKED 19u /* the reader has taken its life lock */
+#define TND__PACKET_TELL 20u   /* a notice, to readers */
 
 /* Makes the places of the options. Before anybody can attach. Return: 0, TND_E_INVALID. */
 int tnd__places_init(struct tnd_channel *channel, const struct tnd_channel_opts *opts,
@@ -296,6 +311,17 @@ void tnd__pending_add(struct tnd_channel *channel, const struct tnd__pending *pe
 /* Publishes what is complete, in order. Under lock. Return: whether anything was. */
 bool tnd__pending_drain(struct tnd_channel *channel);
 
+/* What is reserved. */
+struct tnd__ask {
+	uint64_t bytes;
+	bool by_slab; /* also where the ring would do */
+	bool reuse;   /* only a slab that is there already */
+};
+/* Return: as tnd_channel_reserve. */
+int tnd__writer_reserve(struct tnd_channel *channel, const struct tnd__ask *ask,
+			int64_t deadline_ns, struct tnd_reservation *ret_reservation,
+			struct tnd_error *reterr);
+
 /* -- objects by slab (bigobject.c) -- */
 
 /* `pool`: borrowed. Return: 0, TND_E_INVALID (not shared), -ENOMEM. */
@@ -305,10 +331,10 @@ int tnd__slabs_guest(struct tnd_channel *channel);
 void tnd__slabs_close(struct tnd_channel *channel, bool forked);
 
 /*
- * Writer: a slab that nobody uses, at least `bytes` large; waits for budget and for readers.
- * *ret_place: for the descriptor. Return: 0; as tnd_channel_send.
+ * Writer: a slab that nobody uses, at least as large as asked for; waits for budget and for
+ * readers. Return: 0; as tnd_channel_send; with `reuse` -ETIMEDOUT at once where there is none.
  */
-int tnd__slabs_take(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
+int tnd__slabs_take(struct tnd_channel *channel, const struct tnd__ask *ask, int64_t deadline_ns,
 		    uint32_t *ret_index, struct tnd_error *reterr);
 void *tnd__slabs_data(struct tnd_channel *channel, uint32_t index);
 uint64_t tnd__slabs_place(struct tnd_channel *channel, uint32_t index);
@@ -316,6 +342,11 @@ uint64_t tnd__slabs_place(struct tnd_channel *channel, uint32_t index);
 void tnd__slabs_sent(struct tnd_channel *channel, uint32_t index, uint64_t number);
 /* Its reservation was aborted. */
 void tnd__slabs_put_back(struct tnd_channel *channel, uint32_t index);
+/*
+ * The reader in `place` lives and is given up: what it may still look at is not used again. Between
+ * E1 and E3, under lock.
+ */
+void tnd__slabs_given_up(struct tnd_channel *channel, uint32_t place);
 /* Service thread of the writer: a reader was admitted, and gets the descriptors of all slabs. */
 void tnd__slabs_greet(struct tnd_channel *channel);
 /* Service thread of the writer: a reader asks for a slab's descriptor. */
@@ -331,8 +362,26 @@ int tnd__slabs_borrow(struct tnd_channel *channel, uint64_t place, uint64_t byte
 /* Whether `object` is by slab. */
 bool tnd__slabs_is(const struct tnd_channel *channel, const struct tnd_object *object);
 int tnd__slabs_release(struct tnd_channel *channel, const struct tnd_object *object);
+/* Pages of the object stay where they are, its lease ends. As tnd__bulk_keep(), by pages. */
+int tnd__slabs_keep(struct tnd_channel *channel, uint64_t ticket,
+		    const struct tnd__bulk_range *pages, size_t count, void **ret_base);
 /* Service thread of the reader: a descriptor came. */
 void tnd__slabs_arrived(struct tnd_channel *channel, struct tnd__packet *packet);
+
+/* -- notices (notice.c) -- */
+
+/* Service thread of the writer: a reader was admitted. */
+void tnd__notice_greet(struct tnd_channel *channel, struct tnd__peer *peer);
+/* Writer: whether readers were told something. Those that could not be are tried once more. */
+bool tnd__notice_last(struct tnd_channel *channel);
+/* Service thread of the reader. */
+void tnd__notice_arrived(struct tnd_channel *channel, const struct tnd__packet *packet);
+/* Reader: whether it was told something (tnd__bulk_told). */
+static inline bool tnd__is_told(const struct tnd_channel *channel)
+{
+	/* Pairs with tnd__notice_arrived(). */
+	return atomic_load_explicit(&channel->reader.told, memory_order_seq_cst) != 0;
+}
 
 #ifdef TND_FAILPOINTS
 /*

@@ -29,6 +29,8 @@ static void on_packet(void *owner, struct tnd__peer *peer, struct tnd__packet *p
 	(void)peer;
 	if (packet->kind == TND__PACKET_SLAB)
 		tnd__slabs_arrived(owner, packet);
+	else if (packet->kind == TND__PACKET_TELL)
+		tnd__notice_arrived(owner, packet);
 }
 
 static void on_gone(void *owner, struct tnd__peer *peer, int how)

@@ -60,8 +60,11 @@ static void wake_all(struct tnd_channel *channel)
 static void take_out(struct tnd_channel *channel, unsigned int i, uint32_t state)
 {
 	struct tnd__writer *writer = &channel->writer;
+	bool lives = writer->places[i].state == TND__PLACE_LIVE;
 
 	set_state(channel, i, state);
+	if (lives && state == TND__PLACE_EVICTED)
+		tnd__slabs_given_up(channel, i);
 	(void)tnd__failpoint("channel.E2");
 	writer->reserved &= ~bit(i);
 	writer->live &= ~bit(i);
@@ -286,6 +289,7 @@ static int on_hello(void *owner, struct tnd__peer *peer, struct tnd__packet *pac
 	reply->fds[0] = channel->shared.data_fd;
 	reply->fds[1] = channel->shared.control_fd;
 	(void)tnd__failpoint("channel.A5");
+	tnd__notice_greet(channel, peer);
 	tnd__slabs_greet(channel);
 	return 0;
 }

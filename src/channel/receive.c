@@ -22,6 +22,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "bulk.h"
 #include "channel_internal.h"
 
 /* Whether the writer has given this reader up. */
@@ -133,6 +134,8 @@ static int wait_for_object(struct tnd_channel *channel, int64_t deadline_ns,
 	int rc;
 
 	(void)tnd__failpoint("channel.R1");
+	if (tnd__is_told(channel))
+		return tnd__bulk_told(channel, reterr);
 	if (!there(channel)) {
 		rc = tnd__channel_wait(&wait, deadline_ns, reterr);
 		if (rc < 0)

@@ -129,20 +129,31 @@ static int make_pending(struct tnd_channel *channel, struct tnd_error *reterr)
 							 channel->shared.name);
 }
 
+static int say_no_slabs(const struct tnd_channel *channel, struct tnd_error *reterr)
+{
+	return tnd__fail_plain(
+		reterr, TND_E_INVALID,
+		"channel '%s': expected a pool of slabs for an object by slab, found "
+		"none: give one at creation",
+		channel->shared.name);
+}
+
 /* Room, and for a large object a slab. */
-static int find_room(struct tnd_channel *channel, struct tnd__pending *pending, int64_t deadline_ns,
-		     struct tnd_error *reterr)
+static int find_room(struct tnd_channel *channel, const struct tnd__ask *ask,
+		     struct tnd__pending *pending, int64_t deadline_ns, struct tnd_error *reterr)
 {
 	uint32_t index;
 	int rc;
 
-	if (pending->bytes <= channel->shared.max_bytes) {
+	if (ask->by_slab && !channel->slabs)
+		return say_no_slabs(channel, reterr);
+	if (!ask->by_slab && pending->bytes <= channel->shared.max_bytes) {
 		pending->held = tnd__round_up(pending->bytes, TND__ALIGN);
 		return tnd__writer_room(channel, pending->held, deadline_ns, reterr);
 	}
 	if (!channel->slabs || pending->bytes > channel->shared.max_object_bytes)
 		return tnd__writer_too_long(channel, pending->bytes, reterr);
-	rc = tnd__slabs_take(channel, pending->bytes, deadline_ns, &index, reterr);
+	rc = tnd__slabs_take(channel, ask, deadline_ns, &index, reterr);
 	if (rc < 0)
 		return rc;
 	rc = tnd__writer_room(channel, 0, deadline_ns, reterr);
@@ -153,10 +164,11 @@ static int find_room(struct tnd_channel *channel, struct tnd__pending *pending, 
 	return rc;
 }
 
-int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
-			struct tnd_reservation *ret_reservation, struct tnd_error *reterr)
+int tnd__writer_reserve(struct tnd_channel *channel, const struct tnd__ask *ask,
+			int64_t deadline_ns, struct tnd_reservation *ret_reservation,
+			struct tnd_error *reterr)
 {
-	struct tnd__pending pending = {.bytes = bytes};
+	struct tnd__pending pending = {.bytes = ask->bytes};
 	struct tnd__pending *slot;
 	int rc = tnd__channel_enter(channel, true, reterr);
 
@@ -164,7 +176,7 @@ int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int64_t dea
 		return rc;
 	rc = make_pending(channel, reterr);
 	if (rc == 0)
-		rc = find_room(channel, &pending, deadline_ns, reterr);
+		rc = find_room(channel, ask, &pending, deadline_ns, reterr);
 	if (rc == 0) {
 		tnd__writer_take(channel, &pending);
 		pthread_mutex_lock(&channel->lock);
@@ -173,12 +185,20 @@ int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int64_t dea
 		slot->state = TND__PENDING_OPEN;
 		ret_reservation->ticket = slot->ticket;
 		pthread_mutex_unlock(&channel->lock);
-		ret_reservation->bytes = bytes;
+		ret_reservation->bytes = ask->bytes;
 		ret_reservation->data = pending.slab ? tnd__slabs_data(channel, pending.slab - 1)
 						     : channel->shared.arena + pending.offset;
 	}
 	tnd__channel_leave(channel);
 	return rc;
+}
+
+int tnd_channel_reserve(struct tnd_channel *channel, uint64_t bytes, int64_t deadline_ns,
+			struct tnd_reservation *ret_reservation, struct tnd_error *reterr)
+{
+	const struct tnd__ask ask = {.bytes = bytes};
+
+	return tnd__writer_reserve(channel, &ask, deadline_ns, ret_reservation, reterr);
 }
 
 /* The open reservation, or NULL. Under lock. */

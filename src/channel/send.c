@@ -319,7 +319,8 @@ static int send_by_slab(struct tnd_channel *channel, const struct iovec *pieces,
 			struct tnd_error *reterr)
 {
 	uint32_t index;
-	int rc = tnd__slabs_take(channel, pending->bytes, deadline_ns, &index, reterr);
+	const struct tnd__ask ask = {.bytes = pending->bytes};
+	int rc = tnd__slabs_take(channel, &ask, deadline_ns, &index, reterr);
 
 	if (rc < 0)
 		return rc;

@@ -57,10 +57,10 @@ static int make_memory(struct tnd_channel *channel, struct tnd__host_slab *slab,
 	int rc;
 
 	snprintf(what, sizeof(what), "a slab of channel '%s'", channel->shared.name);
-	rc = tnd__headroom_file(capacity, what, reterr);
+	rc = tnd__headroom_file(tnd__round_up(capacity, TND__PAGE), what, reterr);
 	if (rc < 0)
 		return rc;
-	tnd__headroom_open(&headroom, capacity, what);
+	tnd__headroom_open(&headroom, tnd__round_up(capacity, TND__PAGE), what);
 	/* All of it: on huge pages the pool takes it at once. */
 	rc = tnd__headroom_check(&headroom, reterr);
 	if (rc < 0)
@@ -90,19 +90,32 @@ close_headroom:
 	return rc;
 }
 
+/* Who gave a size has counted on it: where others are needed, they are not larger than that. */
+static int make_sized(struct tnd_channel *channel, struct tnd__host_slab *slab, uint64_t bytes,
+		      struct tnd_error *reterr)
+{
+	uint64_t standard = tnd__slab_pool_standard(channel->slabs->pool);
+	uint64_t most = TND__MAX(bytes, channel->shared.max_object_bytes);
+	uint64_t exact = tnd__round_up(bytes, TND__PAGE);
+	int rc;
+
+	if (bytes <= standard)
+		return make_memory(channel, slab, bytes, standard, reterr);
+	if (standard)
+		return make_memory(channel, slab, bytes, exact, reterr);
+	rc = make_memory(channel, slab, bytes,
+			 tnd__round_up(TND__MIN(bytes + bytes / 2, most), TND__PAGE), NULL);
+	return rc < 0 ? make_memory(channel, slab, bytes, exact, reterr) : rc;
+}
+
 int tnd__slab_make(struct tnd_channel *channel, uint32_t index, uint64_t bytes,
 		   struct tnd_error *reterr)
 {
 	struct tnd__host_slab *slab = tnd__host_slab(channel, index);
 	struct tnd__slab_entry *entry = &channel->shared.header->slabs[index];
-	uint64_t most = TND__MAX(bytes, channel->shared.max_object_bytes);
 	struct tnd__host_slab made = {0};
-	int rc;
+	int rc = make_sized(channel, &made, bytes, reterr);
 
-	rc = make_memory(channel, &made, bytes,
-			 tnd__round_up(TND__MIN(bytes + bytes / 2, most), TND__PAGE), NULL);
-	if (rc < 0)
-		rc = make_memory(channel, &made, bytes, tnd__round_up(bytes, TND__PAGE), reterr);
 	if (rc < 0)
 		return rc;
 	pthread_mutex_lock(&channel->lock);
@@ -148,6 +161,9 @@ void tnd__slab_retire(struct tnd_channel *channel, uint32_t index)
 	pthread_mutex_lock(&channel->lock);
 	tnd__slab_tell(channel, index, TND__NOTE_RETIRE);
 	slab->slab = NULL;
+	/* relaxed: under lock, as who marks it. */
+	atomic_fetch_and_explicit(&channel->slabs->spoilt, ~(UINT64_C(1) << index),
+				  memory_order_relaxed);
 	pthread_mutex_unlock(&channel->lock);
 	tnd__slab_discard(memory);
 }

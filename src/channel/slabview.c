@@ -11,9 +11,8 @@
  * thread then asks and waits, with its deadline, for our own service thread.
  *
  * A view that is held outlives its retirement: a working writer retires only what nobody holds, but
- * it may have given us up, or be broken. What is mapped is read-only and cannot be cut (seals), and
- * the pages of an object are seen to be there before it is handed out: a hole would be filled on
- * our account.
+ * it may have given us up, or be broken. What is mapped cannot be cut (seals), and the pages of an
+ * object are seen to be there before it is handed out (viewpages.c).
  *
  * Views and holds are under `lock`.
  */
@@ -21,7 +20,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,12 +33,18 @@ int tnd__slabs_guest(struct tnd_channel *channel)
 {
 	channel->slabs =
 		tnd__failpoint("channel.alloc") < 0 ? NULL : calloc(1, sizeof(*channel->slabs));
-	return channel->slabs ? 0 : -ENOMEM;
+	if (!channel->slabs)
+		return -ENOMEM;
+	channel->slabs->pagemap_fd = -1;
+	channel->slabs->private_views = channel->private_views;
+	if (channel->private_views)
+		tnd__views_open_pagemap(channel->slabs);
+	return 0;
 }
 
 static void free_view(struct tnd__view *view)
 {
-	munmap((void *)(uintptr_t)view->data, view->bytes);
+	tnd__view_unmap(view);
 	close(view->fd);
 	free(view);
 }
@@ -54,6 +58,8 @@ void tnd__views_close(struct tnd__slabs *slabs)
 		free_view(view);
 	}
 	free(slabs->holds);
+	if (slabs->pagemap_fd >= 0)
+		close(slabs->pagemap_fd);
 }
 
 /* Under lock, as all of the following. */
@@ -61,7 +67,7 @@ static struct tnd__view *find_view(const struct tnd__slabs *slabs, uint64_t seri
 {
 	struct tnd__view *view = slabs->views;
 
-	while (view && view->serial != serial)
+	while (view && (view->serial != serial || view->leaving))
 		view = view->next;
 	return view;
 }
@@ -83,13 +89,17 @@ static void sweep(struct tnd__slabs *slabs)
 	}
 }
 
-/* Maps `fd`, which stays the caller's on failure. Return: 0; TND_E_CORRUPT; -ENOMEM; -errno. */
-static int make_view(const struct tnd__slab_note *note, int fd, struct tnd__view **ret_view)
+/*
+ * `fd` stays the caller's on failure. Mapped at once, so that the first borrow finds it; a private
+ * view later: under mlockall() the kernel copies all of it there and then.
+ * Return: 0; TND_E_CORRUPT; -ENOMEM; -errno.
+ */
+static int make_view(const struct tnd__slabs *slabs, const struct tnd__slab_note *note, int fd,
+		     struct tnd__view **ret_view)
 {
 	int seals = fcntl(fd, F_GET_SEALS), rc = tnd__failpoint("channel.view");
 	struct tnd__view *view;
 	struct stat stat;
-	void *data;
 
 	if (rc < 0)
 		return rc;
@@ -100,17 +110,16 @@ static int make_view(const struct tnd__slab_note *note, int fd, struct tnd__view
 	view = calloc(1, sizeof(*view));
 	if (!view)
 		return -ENOMEM;
-	data = mmap(NULL, note->bytes, PROT_READ, MAP_SHARED, fd, 0);
-	if (data == MAP_FAILED) {
-		rc = errno == ENOMEM ? -ENOMEM : TND_E_CORRUPT;
+	view->serial = note->serial;
+	view->bytes = note->bytes;
+	view->index = note->index;
+	view->fd = fd;
+	if (!slabs->private_views)
+		rc = tnd__view_map(slabs, view);
+	if (rc < 0) {
 		free(view);
 		return rc;
 	}
-	view->serial = note->serial;
-	view->bytes = note->bytes;
-	view->data = data;
-	view->index = note->index;
-	view->fd = fd;
 	*ret_view = view;
 	return 0;
 }
@@ -128,7 +137,7 @@ static void add_view(struct tnd__slabs *slabs, const struct tnd__slab_note *note
 		view->retired |= view->index == note->index;
 	sweep(slabs);
 	/* A packet comes without its descriptor where this process has none free. */
-	rc = packet->fd_count == 1 ? make_view(note, packet->fds[0], &view) : -EMFILE;
+	rc = packet->fd_count == 1 ? make_view(slabs, note, packet->fds[0], &view) : -EMFILE;
 	if (rc < 0) {
 		slabs->failed_serial = note->serial;
 		slabs->failed_code = rc;
@@ -155,8 +164,9 @@ void tnd__slabs_arrived(struct tnd_channel *channel, struct tnd__packet *packet)
 	} else if (note.what == TND__NOTE_GONE) {
 		slabs->failed_serial = note.serial;
 		slabs->failed_code = TND_E_CORRUPT;
-	} else if (note.what == TND__NOTE_RETIRE && (view = find_view(slabs, note.serial))) {
-		view->retired = true;
+	} else if (note.what == TND__NOTE_RETIRE) {
+		for (view = slabs->views; view; view = view->next)
+			view->retired |= view->serial == note.serial;
 		sweep(slabs);
 	}
 	pthread_mutex_unlock(&channel->lock);
@@ -232,18 +242,6 @@ static int await_view(struct tnd_channel *channel, uint64_t serial, uint32_t ind
 
 /* -- borrowing -- */
 
-static bool has_pages(struct tnd__view *view, uint64_t bytes)
-{
-	struct stat stat;
-
-	if (bytes <= view->seen_taken)
-		return true;
-	if (fstat(view->fd, &stat) < 0 || (uint64_t)stat.st_blocks < (bytes + 511) / 512)
-		return false;
-	view->seen_taken = bytes;
-	return true;
-}
-
 /* Under lock. Return: 0; TND_E_CORRUPT; -ENOMEM. */
 static int hold(struct tnd_channel *channel, uint64_t serial, uint32_t index, uint64_t bytes,
 		struct tnd_object *object)
@@ -257,14 +255,19 @@ static int hold(struct tnd_channel *channel, uint64_t serial, uint32_t index, ui
 				  sizeof(*slabs->holds));
 	if (rc < 0)
 		return rc;
-	if (!view || view->index != index || bytes > view->bytes || !has_pages(view, bytes))
+	if (!view || view->index != index || bytes > view->bytes ||
+	    !tnd__view_has_pages(view, bytes))
 		return TND_E_CORRUPT;
+	rc = tnd__view_map(slabs, view);
+	if (rc < 0)
+		return rc;
 	object->data = view->data;
 	object->bytes = bytes;
 	object->ticket = channel->reader.next + TICKET_SLAB;
-	slabs->holds[slabs->hold_count++] = (struct tnd__hold){object->ticket, view};
+	slabs->holds[slabs->hold_count++] =
+		(struct tnd__hold){.ticket = object->ticket, .bytes = bytes, .view = view};
 	view->holds++;
-	/* Before the cursor passes the object (R3); pairs with is_free(). */
+	/* Before the cursor passes the object (R3); pairs with tnd__slab_is_free(). */
 	atomic_fetch_add_explicit(&channel->shared.control->leases[channel->reader.place][index], 1,
 				  memory_order_seq_cst);
 	return 0;
@@ -300,33 +303,117 @@ bool tnd__slabs_is(const struct tnd_channel *channel, const struct tnd_object *o
 	return object->ticket == object->number + channel->shared.first_number + TICKET_SLAB;
 }
 
+/* Open, and nobody is about to end it. Under lock. */
+static struct tnd__hold *find_hold(const struct tnd__slabs *slabs, uint64_t ticket)
+{
+	for (size_t i = 0; i < slabs->hold_count; i++)
+		if (slabs->holds[i].ticket == ticket && !slabs->holds[i].ending)
+			return &slabs->holds[i];
+	return NULL;
+}
+
+/* The lease ends. Under lock. */
+static void end_hold(struct tnd_channel *channel, struct tnd__hold *hold)
+{
+	struct tnd__slabs *slabs = channel->slabs;
+	struct tnd__view *view = hold->view;
+	uint32_t index = view->index;
+
+	*hold = slabs->holds[--slabs->hold_count];
+	if (--view->holds == 0 && view->stale)
+		tnd__view_unmap(view);
+	sweep(slabs);
+	/* After the reads, before R4; pairs with tnd__slab_is_free(). */
+	atomic_fetch_sub_explicit(&channel->shared.control->leases[channel->reader.place][index], 1,
+				  memory_order_seq_cst);
+}
+
+/* `hold` is this thread's to work on without the lock. Return: its ticket. */
+static uint64_t begin_end(struct tnd_channel *channel, struct tnd__hold *hold)
+{
+	uint64_t ticket = hold->ticket;
+
+	hold->ending = true;
+	pthread_mutex_unlock(&channel->lock);
+	return ticket;
+}
+
+/* Under lock again; others have come and gone meanwhile. */
+static struct tnd__hold *end_end(struct tnd_channel *channel, uint64_t ticket)
+{
+	struct tnd__hold *hold;
+
+	pthread_mutex_lock(&channel->lock);
+	hold = channel->slabs->holds;
+	while (hold->ticket != ticket)
+		hold++;
+	hold->ending = false;
+	return hold;
+}
+
+/* What was written is gone before the lease is, so that the next contents are seen. Under lock. */
+static struct tnd__hold *clean(struct tnd_channel *channel, struct tnd__hold *hold)
+{
+	struct tnd__view *view = hold->view;
+	uint64_t bytes = hold->bytes, ticket = begin_end(channel, hold);
+	bool worked = tnd__view_clean(channel->slabs, view, bytes);
+
+	hold = end_end(channel, ticket);
+	view->stale |= !worked;
+	return hold;
+}
+
 int tnd__slabs_release(struct tnd_channel *channel, const struct tnd_object *object)
 {
 	struct tnd__slabs *slabs = channel->slabs;
-	struct tnd__view *view = NULL;
+	struct tnd__hold *hold;
 
 	if (!slabs)
 		return TND_E_INVALID;
 	pthread_mutex_lock(&channel->lock);
-	for (size_t i = 0; i < slabs->hold_count && !view; i++) {
-		if (slabs->holds[i].ticket != object->ticket)
-			continue;
-		view = slabs->holds[i].view;
-		slabs->holds[i] = slabs->holds[--slabs->hold_count];
-	}
-	if (view) {
-		uint32_t index = view->index;
-
-		view->holds--;
-		sweep(slabs);
-		/* After the reads, before R4; pairs with is_free(). */
-		atomic_fetch_sub_explicit(
-			&channel->shared.control->leases[channel->reader.place][index], 1,
-			memory_order_seq_cst);
-	}
+	hold = find_hold(slabs, object->ticket);
+	if (hold && slabs->private_views)
+		hold = clean(channel, hold);
+	if (hold)
+		end_hold(channel, hold);
 	pthread_mutex_unlock(&channel->lock);
-	if (!view)
+	if (!hold)
 		return TND_E_INVALID;
 	tnd__wake_writer(channel);
 	return 0;
+}
+
+int tnd__slabs_keep(struct tnd_channel *channel, uint64_t ticket,
+		    const struct tnd__bulk_range *pages, size_t count, void **ret_base)
+{
+	struct tnd__slabs *slabs = channel->slabs;
+	struct tnd__hold *hold;
+	struct tnd__view *view;
+	int rc;
+
+	pthread_mutex_lock(&channel->lock);
+	hold = find_hold(slabs, ticket);
+	rc = !hold || (count && pages[count - 1].end > tnd__round_up(hold->bytes, TND__PAGE))
+		     ? TND_E_INVALID
+		     : 0;
+	/* Two objects in one slab at a time: of a broken writer. */
+	if (rc == 0 && hold->view->holds != 1)
+		rc = TND_E_CORRUPT;
+	if (rc < 0) {
+		pthread_mutex_unlock(&channel->lock);
+		return rc;
+	}
+	view = hold->view;
+	view->leaving = true;
+	begin_end(channel, hold);
+	*ret_base = view->data + (count ? pages[0].begin : 0);
+	rc = tnd__view_keep(slabs, view, pages, count);
+	hold = end_end(channel, ticket);
+	view->leaving = false;
+	if (rc == 0)
+		end_hold(channel, hold);
+	pthread_mutex_unlock(&channel->lock);
+	if (rc == 0)
+		tnd__wake_writer(channel);
+	return rc;
 }

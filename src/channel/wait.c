@@ -29,6 +29,7 @@
 #include <sched.h>
 #include <stdio.h>
 
+#include "bulk.h"
 #include "channel_internal.h"
 
 /*
@@ -247,8 +248,11 @@ static int timed_out(const struct tnd__wait *wait, struct tnd_error *reterr)
 
 static int look_or_cancel(struct tnd__wait *wait, struct tnd_error *reterr)
 {
-	int rc = wait->look(wait, reterr);
+	int rc;
 
+	if (tnd__is_told(wait->channel))
+		return tnd__bulk_told(wait->channel, reterr);
+	rc = wait->look(wait, reterr);
 	if (rc == 0 && atomic_load_explicit(&wait->channel->cancelled, memory_order_seq_cst))
 		return tnd__fail_plain(reterr, -ECANCELED,
 				       "channel '%s': cancelled while waiting for %s",

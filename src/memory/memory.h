@@ -83,6 +83,8 @@ size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_
 
 /* Whether its slabs are memfds. */
 bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool);
+/* The slab_bytes that it was made with. */
+uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool);
 
 /* tnd_slab_release() of a slab that others may still map: it is unmapped, and not used again. */
 void tnd__slab_discard(struct tnd_slab *slab);

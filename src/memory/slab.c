@@ -420,6 +420,11 @@ bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool)
 	return pool->how.shared;
 }
 
+uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool)
+{
+	return pool->slab_bytes;
+}
+
 void tnd__slab_discard(struct tnd_slab *slab)
 {
 	pthread_mutex_lock(&slab->pool->lock);
