@@ -15,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/copy.h"
 #include "load_internal.h"
+#include "member.h"
 
 static struct tnd__hold *hold_create(struct tnd_load *load, const struct tnd_tensor *tensor)
 {
@@ -35,9 +37,19 @@ static struct tnd__hold *hold_create(struct tnd_load *load, const struct tnd_ten
 	return hold;
 }
 
-static void fill_view(struct tnd_view *view, const struct tnd_plan_item *item, size_t index,
-		      struct tnd__hold *hold)
+/* Whether it ends what the plan calls its item. */
+static bool ends_item(const struct tnd_plan_item *item, const struct tnd__piece *piece)
 {
+	return piece->end == item->kept_bytes;
+}
+
+static void fill_view(struct tnd_view *view, const struct tnd_plan_item *item,
+		      const struct tnd__piece *piece, struct tnd__hold *hold)
+{
+	bool whole = piece->end - piece->begin == item->kept_bytes;
+	bool last = ends_item(item, piece) &&
+		    (!(item->flags & TND_ITEM_F_PIECE) || (item->flags & TND_ITEM_F_LAST));
+
 	memset(view, 0, sizeof(*view));
 	view->name = (const char *)hold->words + hold->shape_bytes;
 	view->name_bytes = item->tensor->name_bytes;
@@ -45,23 +57,21 @@ static void fill_view(struct tnd_view *view, const struct tnd_plan_item *item, s
 	view->dim_count = item->tensor->dim_count;
 	view->dtype = item->tensor->dtype;
 	view->file = item->tensor->file;
-	view->bytes = item->kept_bytes;
+	view->bytes = piece->end - piece->begin;
 	view->dim = item->dim;
 	view->start = item->start;
 	view->length = item->length;
-	view->piece_offset = item->piece_offset;
+	view->piece_offset = item->piece_offset + piece->begin;
 	view->tensor_bytes = item->slice_bytes;
-	view->item = index;
 	view->hold = hold;
-	view->flags = TND_VIEW_F_LAST;
-	if (item->flags & TND_ITEM_F_PIECE)
-		view->flags =
-			TND_VIEW_F_PIECE | (item->flags & TND_ITEM_F_LAST ? TND_VIEW_F_LAST : 0);
+	view->flags = last ? TND_VIEW_F_LAST : 0;
+	if (!whole || (item->flags & TND_ITEM_F_PIECE))
+		view->flags |= TND_VIEW_F_PIECE;
 }
 
 /* -- waiting -- */
 
-static void fail_full(struct tnd_load *load, int code, int64_t waited_ns)
+void tnd__fail_full(struct tnd_load *load, int code, int64_t waited_ns)
 {
 	char holders[512];
 
@@ -91,7 +101,7 @@ static void handle_full(struct tnd_load *load, bool *logged)
 	switch (load->opts.on_full) {
 	case TND_ON_FULL_FAIL:
 		pthread_mutex_unlock(&flow->lock);
-		fail_full(load, TND_E_FULL, idle_ns);
+		tnd__fail_full(load, TND_E_FULL, idle_ns);
 		pthread_mutex_lock(&flow->lock);
 		return;
 	case TND_ON_FULL_OVERRUN:
@@ -116,7 +126,7 @@ static void handle_full(struct tnd_load *load, bool *logged)
 	}
 	if (stall_ns > 0 && idle_ns > stall_ns) {
 		pthread_mutex_unlock(&flow->lock);
-		fail_full(load, TND_E_DEADLINE, idle_ns);
+		tnd__fail_full(load, TND_E_DEADLINE, idle_ns);
 		pthread_mutex_lock(&flow->lock);
 	} else if (idle_ns > TND__STALL_LOG_NS && !*logged) {
 		*logged = true;
@@ -142,7 +152,7 @@ static bool only_a_release_helps(const struct tnd_load *load, size_t index)
 	return flow->held_views && load->fixed_bytes + flow->held_bytes + need > load->bound_bytes;
 }
 
-static void check_limits(struct tnd_load *load)
+void tnd__check_limits(struct tnd_load *load)
 {
 	if (atomic_load_explicit(&load->cancelled, memory_order_relaxed))
 		tnd__load_fail(load, TND_E_CANCELLED, NULL, "the load was cancelled");
@@ -167,7 +177,7 @@ static int wait_ready(struct tnd_load *load, size_t index, struct tnd_error *ret
 	bool logged = false;
 	int rc = 0;
 
-	check_limits(load);
+	tnd__check_limits(load);
 	pthread_mutex_lock(&flow->lock);
 	/* A view released long before this wait is no stall of ours. */
 	if (!ready(load, index))
@@ -179,7 +189,7 @@ static int wait_ready(struct tnd_load *load, size_t index, struct tnd_error *ret
 			break;
 		tnd__flow_wait(flow, &flow->consumer, TND__POLL_NS);
 		pthread_mutex_unlock(&flow->lock);
-		check_limits(load);
+		tnd__check_limits(load);
 		pthread_mutex_lock(&flow->lock);
 	}
 	load->stats.storage_wait_ns += (uint64_t)(tnd__now_ns() - start);
@@ -194,11 +204,13 @@ static int wait_ready(struct tnd_load *load, size_t index, struct tnd_error *ret
 
 /* -- handing out -- */
 
-static bool must_copy(const struct tnd_load *load, const struct tnd_plan_item *item)
+static bool must_copy(struct tnd_load *load, const struct tnd__piece *piece)
 {
 	uint64_t slab = TND__MAX(load->totals.slab_capacity_bytes, TND__PAGE), used;
 
-	if (load->opts.on_full != TND_ON_FULL_COPY || !item->kept_bytes)
+	if (load->member)
+		return tnd__member_must_copy(load, piece);
+	if (load->opts.on_full != TND_ON_FULL_COPY)
 		return false;
 	pthread_mutex_lock(&load->flow->lock);
 	used = load->fixed_bytes + load->flow->held_bytes;
@@ -206,19 +218,31 @@ static bool must_copy(const struct tnd_load *load, const struct tnd_plan_item *i
 	return used + 2 * slab > load->bound_bytes;
 }
 
-/* The item's bytes in memory of the consumer's own. Return: 0, -ENOMEM. */
-static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,
-		    struct tnd__hold *hold, struct tnd_view *view)
+/* `past`: as in tnd__copy(). */
+static void copy_piece(struct tnd_load *load, const struct tnd_plan_item *item,
+		       const struct tnd__piece *piece, void *to, bool past)
 {
-	int rc = tnd__own_make(item->kept_bytes, &hold->own, &hold->own_map_bytes);
+	if (piece->data)
+		tnd__copy(to, piece->data, piece->end - piece->begin, past);
+	else
+		tnd__member_gather(load, item, piece, to, past);
+}
+
+/* The piece in memory of the consumer's own. Return: 0, -ENOMEM. */
+static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item,
+		    const struct tnd__piece *piece, struct tnd_view *view)
+{
+	struct tnd__hold *hold = view->hold;
+	int rc = tnd__own_make(view->bytes, &hold->own, &hold->own_map_bytes);
 
 	if (rc < 0)
 		return rc;
-	hold->own_bytes = item->kept_bytes;
-	memcpy(hold->own, data, item->kept_bytes);
-	tnd_load_consumer_bytes(load, (int64_t)item->kept_bytes);
+	hold->own_bytes = view->bytes;
+	copy_piece(load, item, piece, hold->own, true);
+	tnd_load_consumer_bytes(load, (int64_t)view->bytes);
 	view->data = hold->own;
-	return 0;
+	view->flags |= TND_VIEW_F_COPY;
+	return tnd__sentences_add(&load->copied, "%s", view->name);
 }
 
 /* Memory for a tensor, made ahead by the feeder or now, as the gathering place. */
@@ -245,9 +269,10 @@ static int take_own(struct tnd_load *load, const struct tnd_plan_item *item)
  * the last one makes the view.
  * Return: 1 when the tensor is whole, 0 when more pieces are to come, -ENOMEM.
  */
-static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, const void *data,
-		      struct tnd__hold *hold, struct tnd_view *view)
+static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item,
+		      const struct tnd__piece *piece, struct tnd_view *view)
 {
+	struct tnd__hold *hold = view->hold;
 	int rc;
 
 	if (!load->gather) {
@@ -258,7 +283,7 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, c
 		if (rc < 0)
 			return rc;
 	}
-	memcpy((char *)load->gather + item->piece_offset, data, item->kept_bytes);
+	copy_piece(load, item, piece, (char *)load->gather + view->piece_offset, true);
 	if (!(view->flags & TND_VIEW_F_LAST))
 		return 0;
 	view->data = load->gather;
@@ -274,40 +299,43 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item, c
 	return 1;
 }
 
-static int lease_out(struct tnd_load *load, struct tnd__buffer *buffer,
-		     const struct tnd_plan_item *item, struct tnd__hold *hold,
-		     struct tnd_view *view)
+static int lease_out(struct tnd_load *load, const struct tnd_plan_item *item,
+		     const struct tnd__piece *piece, struct tnd_view *view)
 {
+	struct tnd__buffer *buffer = piece->buffer;
+	struct tnd__hold *hold = view->hold;
 	struct tnd__flow *flow = load->flow;
 	int rc;
 
 	rc = tnd__lease_acquire_sized(buffer->slab, item->tensor->name, item->tensor->name_bytes,
-				      item->kept_bytes, &hold->lease);
+				      view->bytes, &hold->lease);
 	if (rc < 0)
 		return rc;
 	hold->buffer = buffer;
-	view->data = buffer->data + item->slab_offset;
+	hold->data = view->data = piece->data;
+	hold->bytes = view->bytes;
 	pthread_mutex_lock(&flow->lock);
-	if (!buffer->views++)
+	if (!buffer->views++) {
 		flow->held_bytes += buffer->charge_bytes;
+		flow->held_buffers++;
+	}
 	flow->held_views++;
+	if (buffer->arrival) {
+		hold->next = buffer->holds;
+		hold->link = &buffer->holds;
+		if (hold->next)
+			hold->next->link = &hold->next;
+		buffer->holds = hold;
+		view->flags |= TND_VIEW_F_SHARED;
+	}
 	pthread_mutex_unlock(&flow->lock);
 	return 0;
 }
 
-/* The item is on its way: counts it, and lets its buffer go after its last one. */
-static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
-		      struct tnd__buffer *buffer, int64_t start_ns)
+/* The item is on its way. Lock held. */
+static void count_item(struct tnd_load *load, const struct tnd_plan_item *item)
 {
-	struct tnd__flow *flow = load->flow;
-	bool last = false;
-
-	pthread_mutex_lock(&flow->lock);
 	load->next_item++;
-	pthread_cond_signal(&flow->feeder);
-	load->stats.deliver_ns += (uint64_t)(tnd__now_ns() - start_ns);
-	load->stats.kept_bytes += item->kept_bytes;
-	tnd__publish_done(load);
 	load->stats.read_bytes += item->read_bytes;
 	if (!(item->flags & TND_ITEM_F_PIECE) || (item->flags & TND_ITEM_F_LAST)) {
 		load->stats.tensors++;
@@ -315,51 +343,78 @@ static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
 	}
 	if (item->flags & TND_ITEM_F_REALIGN)
 		load->stats.realigned_bytes += item->kept_bytes;
+}
+
+/* The piece is on its way: counts it, and lets its buffer go after its last one. */
+static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
+		      const struct tnd__piece *piece, int64_t start_ns)
+{
+	struct tnd__buffer *buffer = piece->buffer;
+	struct tnd__flow *flow = load->flow;
+	bool last = false;
+
+	pthread_mutex_lock(&flow->lock);
+	pthread_cond_signal(&flow->feeder);
+	load->stats.deliver_ns += (uint64_t)(tnd__now_ns() - start_ns);
+	load->stats.kept_bytes += piece->end - piece->begin;
+	tnd__publish_done(load);
+	if (ends_item(item, piece))
+		count_item(load, item);
+	/* A member counts bytes: a slab that came may hold a part of an item only. */
 	if (buffer)
-		last = --buffer->undelivered == 0;
-	if (last)
+		last = (buffer->undelivered -= buffer->arrival ? piece->end - piece->begin : 1) ==
+		       0;
+	if (last && !buffer->arrival)
 		load->buffers[item->slab] = NULL;
 	flow->progress_ns = tnd__now_ns();
 	pthread_mutex_unlock(&flow->lock);
 	if (!last)
 		return;
+	if (buffer->arrival)
+		tnd__member_delivered(buffer->arrival);
 	if (buffer->fresh)
 		tnd__toucher_forget(load->toucher, buffer->data, buffer->charge_bytes);
 	tnd__buffer_finish(buffer);
 }
 
-/* Hands item `index` out. Return: 1 and a view; 0: a piece that does not make a view yet; < 0. */
-static int hand_out(struct tnd_load *load, size_t index, struct tnd_view *view)
+/* A member's slice that is no run. Return: 0; < 0. */
+static int stage(struct tnd_load *load, const struct tnd_plan_item *item,
+		 const struct tnd__piece *piece, struct tnd_view *view)
+{
+	int rc = tnd__member_stage(load, item, piece, view);
+
+	return rc == -EAGAIN ? copy_out(load, item, piece, view) : rc;
+}
+
+int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *piece,
+		  struct tnd_view *view)
 {
 	const struct tnd_plan_item *item = &load->items[index];
-	struct tnd__buffer *buffer =
-		item->slab == TND_PLAN_NO_SLAB ? NULL : load->buffers[item->slab];
 	struct tnd__hold *hold = hold_create(load, item->tensor);
-	const void *data = buffer ? buffer->data + item->slab_offset : NULL;
 	int64_t start = tnd__now_ns();
 	int rc = 1;
 
 	if (!hold)
 		return -ENOMEM;
-	fill_view(view, item, index, hold);
-	if (!buffer) {
+	fill_view(view, item, piece, hold);
+	view->item = index;
+	if (!piece->buffer)
 		view->flags |= load->opts.flags & TND_LOAD_F_OWN ? TND_VIEW_F_OWN : 0;
-	} else if (load->opts.flags & TND_LOAD_F_OWN) {
-		rc = gather_own(load, item, data, hold, view);
-	} else if (must_copy(load, item)) {
-		rc = copy_out(load, item, data, hold, view);
-		view->flags |= TND_VIEW_F_COPY;
-		if (rc == 0)
-			rc = tnd__sentences_add(&load->copied, "%s", view->name);
-		rc = rc < 0 ? rc : 1;
-	} else {
-		rc = lease_out(load, buffer, item, hold, view);
-		rc = rc < 0 ? rc : 1;
-	}
+	else if (load->opts.flags & TND_LOAD_F_OWN)
+		rc = gather_own(load, item, piece, view);
+	else if (must_copy(load, piece))
+		rc = copy_out(load, item, piece, view);
+	else if (!piece->data)
+		rc = stage(load, item, piece, view);
+	else
+		rc = lease_out(load, item, piece, view);
+	/* Own delivery says whether the view is whole. */
+	if (rc == 0 && !(piece->buffer && (load->opts.flags & TND_LOAD_F_OWN)))
+		rc = 1;
 	if (rc <= 0)
 		tnd_view_release(view);
 	if (rc >= 0)
-		delivered(load, item, buffer, start);
+		delivered(load, item, piece, start);
 	return rc;
 }
 
@@ -382,8 +437,24 @@ static void report_progress(struct tnd_load *load, bool force)
 		tnd_load_cancel(load);
 }
 
+/* Waits for item `index`. Return: 0 and the piece that is all of it; the load's error. */
+static int ready_piece(struct tnd_load *load, size_t index, struct tnd__piece *ret_piece,
+		       struct tnd_error *reterr)
+{
+	const struct tnd_plan_item *item = &load->items[index];
+	int rc = wait_ready(load, index, reterr);
+
+	*ret_piece = (struct tnd__piece){.end = item->kept_bytes};
+	if (rc == 0 && item->slab != TND_PLAN_NO_SLAB) {
+		ret_piece->buffer = load->buffers[item->slab];
+		ret_piece->data = ret_piece->buffer->data + item->slab_offset;
+	}
+	return rc;
+}
+
 static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_error *reterr)
 {
+	struct tnd__piece piece;
 	int rc;
 
 	do {
@@ -395,14 +466,18 @@ static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tn
 			return 0;
 		}
 		report_progress(load, false);
-		rc = wait_ready(load, load->next_item, reterr);
+		if (load->member)
+			rc = tnd__member_piece(load, load->next_item, &piece, reterr);
+		else
+			rc = ready_piece(load, load->next_item, &piece, reterr);
 		if (rc < 0)
 			return rc;
-		rc = hand_out(load, load->next_item, ret_view);
+		rc = tnd__hand_out(load, load->next_item, &piece, ret_view);
 	} while (rc == 0);
 	if (rc < 0) {
-		tnd__load_fail(load, rc, NULL, "out of memory while handing out a tensor");
-		tnd__load_error(load, reterr);
+		if (rc == -ENOMEM)
+			tnd__load_fail(load, rc, NULL, "out of memory while handing out a tensor");
+		rc = tnd__load_error(load, reterr);
 	}
 	tnd__sample(load, false);
 	return rc;

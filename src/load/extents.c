@@ -19,20 +19,11 @@
 #include <string.h>
 
 #include "load_internal.h"
+#include "outlet.h"
 
 static unsigned char *item_memory(const struct tnd__batch *batch, const struct tnd_plan_item *item)
 {
 	return batch->buffer->data + item->slab_offset;
-}
-
-/* Kept bytes of one row. */
-static uint64_t kept_row(const struct tnd_plan_item *item)
-{
-	uint64_t bytes = 0;
-
-	for (uint32_t p = 0; p < item->part_count; p++)
-		bytes += item->part_bytes[p];
-	return bytes;
 }
 
 /*
@@ -43,7 +34,7 @@ static uint64_t kept_row(const struct tnd_plan_item *item)
 static void gather_rows(const struct tnd_plan_item *item, uint64_t begin, uint64_t end,
 			const unsigned char *data, unsigned char *kept)
 {
-	uint64_t row_kept = kept_row(item);
+	uint64_t row_kept = tnd__slice_row(item);
 	uint64_t row = (begin - item->file_offset) / item->row_bytes;
 
 	for (uint64_t at = item->file_offset + row * item->row_bytes; at < end;
@@ -104,7 +95,8 @@ static void item_done(struct tnd__batch *batch, size_t index)
 	/* S1: pairs with itself. */
 	if (atomic_fetch_sub_explicit(&load->states[index], 1, memory_order_acq_rel) != 1)
 		return;
-	if (load->totals.packing == TND_PACKING_FILE && needs_settling(item)) {
+	/* A node's reader leaves its bytes as they are in the file. */
+	if (!load->outlet && load->totals.packing == TND_PACKING_FILE && needs_settling(item)) {
 		start = tnd__now_ns();
 		settle(batch, item);
 		atomic_fetch_add_explicit(&load->gather_ns, (uint64_t)(tnd__now_ns() - start),
@@ -124,6 +116,8 @@ static void batch_put(struct tnd__batch *batch)
 	/* B1: pairs with itself. */
 	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) != 1)
 		return;
+	if (batch->submitted && batch->load->outlet)
+		tnd__outlet_publish(batch->load->outlet, batch->slab, batch->buffer);
 	free(batch->spans);
 	free(batch->extents);
 	free(batch);
@@ -388,6 +382,7 @@ void tnd__batch_submit(struct tnd__batch *batch)
 			atomic_store_explicit(state, seen == TND__ITEM_NOT_FED ? 1 : seen + 1,
 					      memory_order_relaxed);
 		}
+	batch->submitted = true;
 	pthread_mutex_lock(&flow->lock);
 	flow->in_flight += batch->extent_count;
 	pthread_mutex_unlock(&flow->lock);

@@ -15,7 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "load_internal.h"
+#include "channel/bulk.h"
+#include "outlet.h"
 
 void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
 {
@@ -27,14 +28,18 @@ void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
 	if (first) {
 		load->failed = true;
 		load->error = *error;
-		load->error.rank = (int32_t)load->rank;
+		if (load->error.rank < 0 && !load->outlet)
+			load->error.rank = (int32_t)load->rank;
 	}
 	pthread_cond_broadcast(&flow->consumer);
 	pthread_mutex_unlock(&flow->lock);
 	if (!first)
 		return;
 	atomic_store_explicit(&load->stopping, true, memory_order_relaxed);
-	tnd__storage_cancel(load->storage);
+	if (load->outlet)
+		tnd__bulk_tell(load->outlet->channel, &load->error);
+	if (load->storage)
+		tnd__storage_cancel(load->storage);
 	tnd_budget_wake(load->budget);
 }
 
@@ -63,6 +68,19 @@ void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *wh
 	vsnprintf(sentence, sizeof(sentence), format, args);
 	va_end(args);
 	tnd__fail(&error, code, where, "%s", sentence);
+	tnd__load_fail_detail(load, &error);
+}
+
+void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
+{
+	char sentence[TND_ERROR_MESSAGE_MAX];
+	struct tnd_error error;
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(sentence, sizeof(sentence), format, args);
+	va_end(args);
+	tnd__fail_rank(&error, code, rank, "%s", sentence);
 	tnd__load_fail_detail(load, &error);
 }
 
@@ -335,6 +353,27 @@ static bool fresh(struct tnd_load *load)
 	return pool.allocations > seen;
 }
 
+/* The same for a node's reader, whose slabs are the channel's. */
+static int feed_outlet(struct tnd_load *load, size_t index)
+{
+	struct tnd__buffer *buffer;
+	struct tnd__batch *batch;
+	int rc = open_source(load, index);
+
+	if (rc < 0)
+		return rc;
+	buffer = tnd__outlet_feed(load->outlet, index);
+	if (!buffer)
+		return TND_E_CANCELLED;
+	rc = tnd__batch_create(load, index, buffer, &batch);
+	if (rc < 0) {
+		tnd__load_fail(load, rc, NULL, "out of memory for a list of reads");
+		return rc;
+	}
+	tnd__batch_submit(batch);
+	return 0;
+}
+
 /* One buffer of the plan on its way. Return: 0; < 0 once the load has failed or was cancelled. */
 static int feed_slab(struct tnd_load *load, size_t index)
 {
@@ -379,7 +418,9 @@ void *tnd__feed(void *arg)
 
 	tnd__thread_settle(load->storage, "tnd-feed");
 	for (size_t i = 0; i < load->slab_count && !interrupted(load); i++)
-		if (feed_slab(load, i) < 0)
+		if ((load->outlet ? feed_outlet(load, i) : feed_slab(load, i)) < 0)
 			break;
+	if (load->outlet)
+		tnd__outlet_finish(load->outlet);
 	return NULL;
 }

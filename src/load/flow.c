@@ -53,7 +53,7 @@ void tnd__flow_wait(struct tnd__flow *flow, pthread_cond_t *cond, int64_t ns)
 	pthread_cond_timedwait(cond, &flow->lock, &until);
 }
 
-static void buffer_free(struct tnd__buffer *buffer)
+void tnd__buffer_free(struct tnd__buffer *buffer)
 {
 	struct tnd__flow *flow = buffer->flow;
 
@@ -74,7 +74,7 @@ void tnd__buffer_finish(struct tnd__buffer *buffer)
 	pthread_cond_signal(&flow->feeder);
 	pthread_mutex_unlock(&flow->lock);
 	if (last)
-		buffer_free(buffer);
+		tnd__buffer_free(buffer);
 }
 
 /* One view of the buffer less. Return: whether it was the last user. Lock held. */
@@ -85,6 +85,7 @@ static bool buffer_drop_view(struct tnd__buffer *buffer)
 	if (--buffer->views)
 		return false;
 	flow->held_bytes -= buffer->charge_bytes;
+	flow->held_buffers--;
 	return buffer->slab == NULL;
 }
 
@@ -100,6 +101,13 @@ void tnd_view_release(struct tnd_view *view)
 		return;
 	}
 	flow = hold->flow;
+	if (hold->link) {
+		pthread_mutex_lock(&flow->lock);
+		*hold->link = hold->next;
+		if (hold->next)
+			hold->next->link = hold->link;
+		pthread_mutex_unlock(&flow->lock);
+	}
 	tnd_lease_release(hold->lease);
 	if (hold->own) {
 		tnd_own_free(hold->own, hold->own_map_bytes);
@@ -115,7 +123,7 @@ void tnd_view_release(struct tnd_view *view)
 		pthread_mutex_unlock(&flow->lock);
 	}
 	if (last)
-		buffer_free(hold->buffer);
+		tnd__buffer_free(hold->buffer);
 	free(hold);
 	tnd__flow_unref(flow);
 	memset(view, 0, sizeof(*view));

@@ -2,6 +2,9 @@
 /*
  * load_internal.h - the parts of a load and who owns them
  *
+ * (A node's reader has no consumer: outlet.h. A member of a shared load has neither feeder nor
+ * storage: member.h.)
+ *
  *     feeder thread                storage threads                 the consumer
  *   feed.c: a slab for the      extents.c: bytes arrive:        deliver.c: next() waits for
  *   next buffer of the plan --> scatter or gather, item  -----> its item, leases it, hands
@@ -33,6 +36,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <tundish/channel.h>
 #include <tundish/host.h>
 #include <tundish/load.h>
 
@@ -62,6 +66,7 @@ struct tnd__flow {
 	/* all below: lock */
 	uint64_t held_views;
 	uint64_t held_bytes; /* charge of buffers with views out */
+	uint64_t held_buffers;
 	int64_t progress_ns; /* when anything last moved */
 	int64_t drained_ns;  /* when in_flight last became 0 */
 	uint64_t in_flight;  /* reads submitted and not done */
@@ -75,9 +80,22 @@ struct tnd__buffer {
 	struct tnd_slab *slab;
 	unsigned char *data;
 	uint64_t charge_bytes;
-	uint64_t undelivered; /* items; flow lock */
-	uint64_t views;       /* out; flow lock */
-	bool fresh;           /* its memory is being touched */
+	uint64_t undelivered;               /* items; flow lock */
+	uint64_t views;                     /* out; flow lock */
+	bool fresh;                         /* its memory is being touched */
+	struct tnd_reservation reservation; /* of a node's reader, until it is published */
+	struct tnd__arrival *arrival;       /* of a member: the slab that came */
+	struct tnd__hold *holds;            /* of a member: views out; flow lock */
+};
+
+/*
+ * What is handed out at once: the kept bytes [begin, end) of an item. `data`: where they are one
+ * run; NULL: they have to be gathered out of the buffer's arrival.
+ */
+struct tnd__piece {
+	struct tnd__buffer *buffer; /* NULL: of an item without bytes */
+	const unsigned char *data;
+	uint64_t begin, end;
 };
 
 /* What a view holds. */
@@ -85,6 +103,9 @@ struct tnd__hold {
 	struct tnd__flow *flow;
 	struct tnd__buffer *buffer; /* NULL for memory of its own */
 	struct tnd_lease *lease;
+	struct tnd__hold *next, **link; /* in buffer->holds */
+	const void *data;
+	uint64_t bytes;
 	void *own; /* mapping to be unmapped, or NULL */
 	uint64_t own_bytes, own_map_bytes;
 	uint64_t shape_bytes;
@@ -113,6 +134,7 @@ struct tnd__batch {
 	size_t span_count;
 	struct tnd__extent *extents;
 	size_t extent_count;
+	bool submitted;
 	_Atomic size_t left; /* extents not done, and one for the feeder */
 };
 
@@ -143,14 +165,17 @@ struct tnd_load {
 	struct tnd_plan_totals totals;
 	uint32_t rank, phase;
 	struct tnd_load_opts opts;
-	char *cpus;
+	char *cpus, *share; /* copies of the options' */
 
 	struct tnd_budget *budget;
 	struct tnd_slab_pool *pool;
-	struct tnd__storage *storage;
+	struct tnd__storage *storage; /* NULL: a member, which reads nothing */
+	struct tnd__outlet *outlet;   /* NULL but for a node's reader */
+	struct tnd__member *member;   /* NULL but for a member of a shared load */
 	struct tnd__flow *flow;
 	uint64_t bound_bytes;
-	uint64_t fixed_bytes; /* charged from open to end */
+	uint64_t fixed_bytes;   /* charged from open to end */
+	uint64_t staging_bytes; /* of a member: the account's room for gathered slices */
 
 	_Atomic uint32_t *states;     /* one an item */
 	struct tnd__buffer **buffers; /* one a slab of the plan, NULL outside its life; flow lock */
@@ -185,6 +210,7 @@ struct tnd_load {
 	uint64_t private_before;
 	_Atomic int64_t sampled_ns, cache_sampled_ns;
 	uint64_t resident_peak, cache_peak;
+	uint64_t overruns, overrun_bytes; /* a member's: copies with on_full overrun */
 	bool cache_known;
 	struct tnd__storage_stats storage_stats;
 	struct tnd__sentences copied;
@@ -194,12 +220,25 @@ struct tnd_load {
 	struct tnd__live *live; /* NULL: cannot be seen from outside */
 };
 
+/* open.c */
+/* tnd_load_open() for a node's reader. `address`: nullable. */
+int tnd__load_open_reader(struct tnd_plan *plan, const struct tnd_load_opts *opts,
+			  struct tnd__outlet *outlet, const char *address,
+			  struct tnd_load **ret_load, struct tnd_error *reterr);
+
+/* What is charged from open to end goes back. */
+void tnd__load_refund(struct tnd_load *load);
+/* Threads are gone, or were never there: everything else of the load that open made. */
+void tnd__load_free(struct tnd_load *load);
+
 /* flow.c */
 struct tnd__flow *tnd__flow_create(void);
 void tnd__flow_ref(struct tnd__flow *flow);
 void tnd__flow_unref(struct tnd__flow *flow);
 /* The load's own hold on a buffer ends: all delivered, or dropped. Lock not held. */
 void tnd__buffer_finish(struct tnd__buffer *buffer);
+/* Only the record. */
+void tnd__buffer_free(struct tnd__buffer *buffer);
 /* Waits on one of the flow's conditions for at most `ns`; lock held. */
 void tnd__flow_wait(struct tnd__flow *flow, pthread_cond_t *cond, int64_t ns);
 
@@ -209,9 +248,33 @@ void tnd__feed_close_sources(struct tnd_load *load, bool all);
 /* First error wins; stops the load. `where` nullable. Lock not held. */
 void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,
 		    const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* The same, with a rank to blame. */
+void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+/* A rank that the error does not name is the load's own; a reader has none. */
 void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error);
 /* The first error, if any, copied out. Return: its code, or 0. */
 int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
+
+/* deliver.c */
+/*
+ * Hands a piece of item `index` out. Return: 1 and a view; 0: a piece that does not make a view yet;
+ * < 0.
+ */
+int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *piece,
+		  struct tnd_view *view);
+/* Cancelled, or over the deadline: the load fails. */
+void tnd__check_limits(struct tnd_load *load);
+/* The views that are out keep the load from going on: it fails with TND_E_FULL or _DEADLINE. */
+void tnd__fail_full(struct tnd_load *load, int code, int64_t waited_ns);
+
+/* slice.c: where an item's kept bytes are in its file */
+/* Kept bytes before byte `offset` of the file, within the item. */
+uint64_t tnd__slice_kept_before(const struct tnd_plan_item *item, uint64_t offset);
+/* The file byte that kept byte `kept` is; *ret_run: kept bytes that follow on there, with it. */
+uint64_t tnd__slice_file_at(const struct tnd_plan_item *item, uint64_t kept, uint64_t *ret_run);
+/* Kept bytes of one row. */
+uint64_t tnd__slice_row(const struct tnd_plan_item *item);
 
 /* touch.c */
 struct tnd__toucher;

@@ -14,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "load_internal.h"
+#include "member.h"
+#include "outlet.h"
 
 static const char *const cache_names[] = {"unknown", "cold", "warm", "mixed"};
 static const char *const phase_names[] = {"all", "target", "draft"};
@@ -50,8 +51,8 @@ static void add_pool(struct tnd_load *load, struct tnd_load_stats *stats)
 	stats->peak_live_bytes = pool.peak_bytes;
 	stats->peak_charged_bytes = budget.peak_bytes;
 	stats->budget_bytes = budget.bound_bytes;
-	stats->overruns = budget.overruns;
-	stats->overrun_bytes = budget.overrun_bytes;
+	stats->overruns = budget.overruns + load->overruns;
+	stats->overrun_bytes = budget.overrun_bytes + load->overrun_bytes;
 }
 
 int tnd_load_stats(struct tnd_load *load, struct tnd_load_stats *ret_stats)
@@ -155,11 +156,35 @@ static json_t *files(const struct tnd_load *load, bool *failed)
 	return array;
 }
 
-static json_t *waits(const struct tnd_load_stats *stats)
+static void add_held(json_t *array, uint32_t rank, uint64_t ns, bool *failed)
 {
-	return json_pack("{s:o, s:o, s:o, s:[]}", "storage", seconds(stats->storage_wait_ns),
+	if (ns)
+		append(array,
+		       json_pack("{s:o, s:o}", "rank", integer(rank), "seconds", seconds(ns)),
+		       failed);
+}
+
+/* Who held the reading up: what a reader counted, or told its members at the end. */
+static json_t *held_up_by(const struct tnd_load *load, bool *failed)
+{
+	const struct tnd__outlet *outlet = load->outlet;
+	const struct tnd__member *member = load->member;
+	json_t *array = json_array();
+
+	for (size_t i = 0; outlet && i < outlet->member_count; i++)
+		add_held(array, outlet->held[i].rank, outlet->held[i].ns, failed);
+	for (size_t i = 0; member && i < member->held_count; i++)
+		add_held(array, member->held[i].rank, member->held[i].ns, failed);
+	return array;
+}
+
+static json_t *waits(const struct tnd_load *load, bool *failed)
+{
+	const struct tnd_load_stats *stats = &load->stats;
+
+	return json_pack("{s:o, s:o, s:o, s:o}", "storage", seconds(stats->storage_wait_ns),
 			 "budget", seconds(stats->budget_wait_ns), "consumer",
-			 seconds(stats->consumer_wait_ns), "held_up_by");
+			 seconds(stats->consumer_wait_ns), "held_up_by", held_up_by(load, failed));
 }
 
 static json_t *stages(const struct tnd_load_stats *stats)
@@ -206,7 +231,7 @@ static json_t *report(const struct tnd_load *load)
 	add(object, "escaped",
 	    escaped ? names(escaped->names, escaped->name_count, &failed) : json_array(), &failed);
 	add(object, "files", files(load, &failed), &failed);
-	add(object, "waits", waits(stats), &failed);
+	add(object, "waits", waits(load, &failed), &failed);
 	add(object, "stage_seconds", stages(stats), &failed);
 	add(object, "copied",
 	    names((const char *const *)load->copied.items, load->copied.count, &failed), &failed);
@@ -219,20 +244,83 @@ static json_t *report(const struct tnd_load *load)
 	return NULL;
 }
 
-int tnd_load_report_json(struct tnd_load *load, char **ret_text)
-{
-	json_t *object;
-	char *text;
+/* -- of a node's reader -- */
 
-	if (!load->ended)
-		return TND_E_INVALID;
-	object = report(load);
-	text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+static json_t *members(const struct tnd__outlet *outlet, bool lost, bool *failed)
+{
+	json_t *array = json_array();
+
+	for (size_t i = 0; i < outlet->member_count; i++)
+		if (!lost || outlet->held[i].lost)
+			append(array, integer(outlet->held[i].rank), failed);
+	return array;
+}
+
+static json_t *share_report(const struct tnd__outlet *outlet)
+{
+	const struct tnd_load *load = outlet->load;
+	const struct tnd_load_stats *stats = &load->stats;
+	const struct {
+		const char *key;
+		uint64_t value;
+	} counts[] = {
+		{"union_bytes", load->totals.read_bytes},
+		{"storage_bytes", stats->storage_bytes},
+		{"metadata_bytes", stats->metadata_bytes},
+		{"slabs", load->slab_count},
+		{"slab_bytes", load->totals.slab_capacity_bytes},
+		{"allocations", stats->allocations},
+		{"huge_bytes", stats->huge_bytes},
+		{"budget_bytes", stats->budget_bytes},
+		{"set_aside_bytes", outlet->set_aside_bytes},
+		{"peak_charged_bytes",
+		 stats->peak_charged_bytes -
+			 TND__MIN(stats->peak_charged_bytes, outlet->set_aside_bytes)},
+		{"resident_growth_bytes", stats->resident_growth_bytes},
+		{"page_cache_growth_bytes", stats->page_cache_growth_bytes},
+		{"io_threads", stats->io_threads},
+		{"guests_let_go", outlet->guests_let_go},
+	};
+	json_t *object = json_object();
+	bool failed = !object;
+
+	add(object, "pid", integer((uint64_t)getpid()), &failed);
+	add(object, "ok", json_boolean(load->end_code >= 0), &failed);
+	add(object, "seconds", seconds(stats->elapsed_ns), &failed);
+	add(object, "members", members(outlet, false, &failed), &failed);
+	add(object, "lost", members(outlet, true, &failed), &failed);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+		add(object, counts[i].key, integer(counts[i].value), &failed);
+	add(object, "files", files(load, &failed), &failed);
+	add(object, "waits", waits(load, &failed), &failed);
+	add(object, "stage_seconds", stages(stats), &failed);
+	add(object, "cpus", json_string(load->storage_stats.cpus), &failed);
+	add(object, "numa", json_string(load->storage_stats.numa), &failed);
+	if (!failed)
+		return object;
+	json_decref(object);
+	return NULL;
+}
+
+static int print(json_t *object, char **ret_text)
+{
+	char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+
 	json_decref(object);
 	if (!text)
 		return -ENOMEM;
 	*ret_text = text;
 	return 0;
+}
+
+int tnd_load_report_json(struct tnd_load *load, char **ret_text)
+{
+	return load->ended ? print(report(load), ret_text) : TND_E_INVALID;
+}
+
+int tnd__share_report(const struct tnd__outlet *outlet, char **ret_text)
+{
+	return print(share_report(outlet), ret_text);
 }
 
 int tnd__load_memlog(struct tnd_load *load, const struct tnd_slab_stats *slabs)

@@ -12,8 +12,12 @@ void tnd__publish_open(struct tnd_load *load)
 {
 	struct tnd__live_page *page;
 
+	uint32_t role = load->outlet   ? TND__LIVE_READER
+			: load->member ? TND__LIVE_MEMBER
+				       : TND__LIVE_ALONE;
+
 	/* A load that cannot be seen is a load all the same. */
-	if (tnd__live_open(TND__LIVE_ALONE, load->rank, &load->live) < 0)
+	if (tnd__live_open(role, load->outlet ? UINT32_MAX : load->rank, &load->live) < 0)
 		return;
 	page = tnd__live_page(load->live);
 	set(&page->total_bytes, load->totals.kept_bytes);

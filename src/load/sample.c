@@ -36,6 +36,9 @@ void tnd__sample_start(struct tnd_load *load)
 {
 	load->private_before = tnd__private_bytes();
 	load->cache_known = true;
+	/* A member brings nothing into the page cache. */
+	if (load->opts.share)
+		return;
 	for (size_t i = 0; i < load->slab_count; i++)
 		load->load_files[load->slabs[i].file].cached_before = 0;
 	for (size_t i = 0; i < load->file_count; i++) {

@@ -90,6 +90,20 @@ uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool);
 void tnd__slab_discard(struct tnd_slab *slab);
 
 /*
+ * A slab of somebody else's memory, so that leases, their names and counts are kept as for the
+ * pool's own: live at once, never idle, not charged. `gone`: called once nobody holds it any more,
+ * from whoever let go last, without a lock. `file`: as in tnd_slab_acquire(). Return: 0, -ENOMEM.
+ */
+struct tnd__foreign {
+	void *data;
+	uint64_t bytes;
+	void (*gone)(void *arg);
+	void *arg;
+};
+int tnd__slab_adopt(struct tnd_slab_pool *pool, const struct tnd__foreign *foreign,
+		    const char *file, struct tnd_slab **ret_slab);
+
+/*
  * Looks how much of the pool's mappings is on huge pages now; tnd_slab_pool_stats() gives the most
  * seen. Walks page tables: rarely.
  */

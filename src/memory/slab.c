@@ -54,13 +54,17 @@ static uint64_t destroy(struct tnd_slab *slab)
 	struct tnd_slab_pool *pool = slab->pool;
 	uint64_t charge = slab->charge;
 
-	munmap(slab->data, slab->map_bytes);
-	if (slab->fd >= 0)
-		close(slab->fd);
-	pthread_mutex_lock(&pool->lock);
-	pool->stats.mapped_bytes -= slab->map_bytes;
-	pthread_mutex_unlock(&pool->lock);
-	if (pool->budget)
+	if (slab->gone) {
+		slab->gone(slab->gone_arg);
+	} else {
+		munmap(slab->data, slab->map_bytes);
+		if (slab->fd >= 0)
+			close(slab->fd);
+		pthread_mutex_lock(&pool->lock);
+		pool->stats.mapped_bytes -= slab->map_bytes;
+		pthread_mutex_unlock(&pool->lock);
+	}
+	if (pool->budget && charge)
 		tnd_budget_refund(pool->budget, charge);
 	free(slab->file);
 	free(slab);
@@ -310,21 +314,58 @@ static void hand_out(struct tnd_slab_pool *pool, struct tnd_slab *slab, uint64_t
 	stats->peak_bytes = TND__MAX(stats->peak_bytes, stats->live_bytes);
 }
 
+/* NULL stays NULL. Return: 0, -ENOMEM. */
+static int copy_name(const char *file, char **ret_copy)
+{
+	*ret_copy = NULL;
+	if (!file)
+		return 0;
+	*ret_copy = tnd__mem_alloc(strlen(file) + 1);
+	if (!*ret_copy)
+		return -ENOMEM;
+	strcpy(*ret_copy, file);
+	return 0;
+}
+
+int tnd__slab_adopt(struct tnd_slab_pool *pool, const struct tnd__foreign *foreign,
+		    const char *file, struct tnd_slab **ret_slab)
+{
+	struct tnd_slab *slab = tnd__mem_alloc(sizeof(*slab));
+	char *copy;
+
+	if (!slab || copy_name(file, &copy) < 0) {
+		free(slab);
+		return -ENOMEM;
+	}
+	tnd__link_init(&slab->link);
+	tnd__link_init(&slab->leases);
+	slab->pool = pool;
+	slab->data = foreign->data;
+	slab->map_bytes = foreign->bytes;
+	slab->fd = -1;
+	slab->doomed = true;
+	slab->gone = foreign->gone;
+	slab->gone_arg = foreign->arg;
+	pthread_mutex_lock(&pool->lock);
+	pool->refs++;
+	hand_out(pool, slab, foreign->bytes, copy);
+	pthread_mutex_unlock(&pool->lock);
+	*ret_slab = slab;
+	return 0;
+}
+
 int tnd_slab_acquire(struct tnd_slab_pool *pool, uint64_t bytes, const char *file,
 		     const struct tnd_charge_opts *opts, struct tnd_slab **ret_slab)
 {
 	struct tnd_slab *slab;
-	char *copy = NULL;
+	char *copy;
 	int rc = tnd__charge_opts_check(opts);
 
 	if (rc < 0 || !bytes)
 		return TND_E_INVALID;
-	if (file) {
-		copy = tnd__mem_alloc(strlen(file) + 1);
-		if (!copy)
-			return -ENOMEM;
-		strcpy(copy, file);
-	}
+	rc = copy_name(file, &copy);
+	if (rc < 0)
+		return rc;
 	pthread_mutex_lock(&pool->lock);
 	slab = take_idle(pool, bytes);
 	if (!slab)

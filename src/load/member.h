@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * member.h - a member of a shared load: member.c, what comes on the channel; take.c, items out of it
+ *
+ *   next():  item in a slab that is here? -- no --> next object: TABLE.. SLAB --> an arrival
+ *                 | yes                              (nothing of ours in it: released at once)
+ *                 v
+ *            a view in the slab, or gathered: into staging, or memory of the consumer's own
+ *
+ *   arrival: wanted bytes all handed out, and its last view released --> its object is released
+ *
+ * An arrival's slab is adopted by the load's pool, so leases, names, counts and the escape report
+ * are those of any slab. Its buffer (flow.c) counts the views; it outlives none of them.
+ *
+ * Locks: `lock` guards the list of arrivals, and what is done on the channel beside the consumer's
+ * thread. flow.lock may be taken under it. Views may be released at any time, also after close:
+ * the member lives until its last arrival is gone.
+ */
+#ifndef TND_MEMBER_H
+#define TND_MEMBER_H
+
+#include "load_internal.h"
+#include "stream.h"
+
+struct tnd__arrival {
+	struct tnd__arrival *next; /* lock */
+	struct tnd__member *member;
+	struct tnd_object object;
+	struct tnd__buffer *buffer; /* as long as the arrival lives */
+	uint32_t file;
+	bool ours; /* lock: the load itself still has a hold on the slab */
+	uint64_t count;
+	struct tnd__stream_entry *entries; /* in the order of the file */
+	void *kept_base;                   /* lock: private copy that took the slab's place */
+	uint64_t kept_bytes;
+};
+
+struct tnd__member {
+	pthread_mutex_t lock;
+	_Atomic uint32_t refs;       /* the load's and each arrival's */
+	struct tnd_channel *channel; /* lock; NULL once left */
+	struct tnd__arrival *arrivals;
+	/* The consumer's own: */
+	struct tnd__stream_hello hello;
+	struct tnd__stream_table table; /* the list that is coming in */
+	struct tnd__stream_entry *entries;
+	size_t count, capacity;
+	bool table_open, table_whole, over;
+	size_t item;            /* the next one, */
+	uint64_t position;      /* and how many of its kept bytes were handed out */
+	uint64_t staging_piece; /* most bytes gathered at once */
+	uint64_t slabs_each;    /* slabs that a member may keep without holding all others up */
+	int64_t idle_since;     /* since when nothing has come */
+	struct tnd__stream_held held[64]; /* from END */
+	size_t held_count;
+};
+
+/*
+ * Attaches, and takes HELLO. Return: 0; as tnd_channel_attach; TND_E_CHANGED (other files);
+ * TND_E_INVALID (another plan).
+ */
+int tnd__member_open(struct tnd_load *load, struct tnd_error *reterr);
+/*
+ * The next piece of item `index`, waited for. Return: 0; the load's error, which is set then.
+ */
+int tnd__member_piece(struct tnd_load *load, size_t index, struct tnd__piece *ret_piece,
+		      struct tnd_error *reterr);
+/* Drops what was not delivered; what views still show becomes this process's own; leaves. */
+void tnd__member_leave(struct tnd_load *load);
+/* NULL is allowed. */
+void tnd__member_unref(struct tnd__member *member);
+
+/* -- member.c, for take.c -- */
+
+/* The next slab, if any of it is ours, becomes an arrival. Return: 0; the load's error. */
+int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr);
+
+/* -- take.c -- */
+
+/* Every piece of the arrival was handed out. */
+void tnd__member_delivered(struct tnd__arrival *arrival);
+/* Counts it where it is an overrun. */
+bool tnd__member_must_copy(struct tnd_load *load, const struct tnd__piece *piece);
+/* The piece, out of its arrival. */
+void tnd__member_gather(struct tnd_load *load, const struct tnd_plan_item *item,
+			const struct tnd__piece *piece, void *to, bool past);
+/* The piece, gathered into a buffer of the pool that the view holds. Return: 0; < 0. */
+int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
+		      const struct tnd__piece *piece, struct tnd_view *view);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * take.c - items of a member's plan out of the slabs that came
+ *
+ *   kept bytes of an item  [0 ......................... kept_bytes)
+ *   in the arrival         [position ..... end)                        one piece
+ *                            one run there, well aligned: a view of it
+ *                            else: gathered, row by row
+ *
+ * An item is mostly in one slab, and one piece. Where the reader had to cut a tensor it comes in
+ * several, one after the other: own delivery puts them together, others get them as pieces.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/copy.h"
+#include "member.h"
+
+/* Of an arrival, the entry that file byte `offset` lies in; NULL: none. */
+static const struct tnd__stream_entry *entry_at(const struct tnd__arrival *arrival, uint64_t offset)
+{
+	size_t low = 0, high = arrival->count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		const struct tnd__stream_entry *entry = &arrival->entries[middle];
+
+		if (entry->begin > offset)
+			high = middle;
+		else if (entry->begin + entry->bytes <= offset)
+			low = middle + 1;
+		else
+			return entry;
+	}
+	return NULL;
+}
+
+static const unsigned char *byte_at(const struct tnd__arrival *arrival,
+				    const struct tnd__stream_entry *entry, uint64_t offset)
+{
+	return (const unsigned char *)arrival->object.data + entry->place + (offset - entry->begin);
+}
+
+/* The arrival that has kept byte `kept` of the item; NULL: none yet. */
+static struct tnd__arrival *find(struct tnd__member *member, const struct tnd_plan_item *item,
+				 uint64_t kept)
+{
+	struct tnd__arrival *arrival;
+	uint64_t run, offset = tnd__slice_file_at(item, kept, &run);
+
+	pthread_mutex_lock(&member->lock);
+	for (arrival = member->arrivals; arrival; arrival = arrival->next)
+		if (arrival->ours && arrival->file == item->tensor->file &&
+		    entry_at(arrival, offset))
+			break;
+	pthread_mutex_unlock(&member->lock);
+	return arrival;
+}
+
+/* End of the kept bytes that the arrival has, from `kept` on without a gap. */
+static uint64_t end_in(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
+		       uint64_t kept)
+{
+	while (kept < item->kept_bytes) {
+		uint64_t run, offset = tnd__slice_file_at(item, kept, &run);
+		const struct tnd__stream_entry *entry = entry_at(arrival, offset);
+
+		if (!entry)
+			break;
+		kept = tnd__slice_kept_before(item, entry->begin + entry->bytes);
+	}
+	return kept;
+}
+
+/* Whether the view may be of the slab itself: what the plan would copy for alignment it may not. */
+static bool well_placed(const struct tnd_load *load, const struct tnd_plan_item *item,
+			const unsigned char *data)
+{
+	uint32_t bits = tnd_dtype_bits(item->tensor->dtype);
+	uint64_t align = load->plan->choice.align;
+
+	return (bits % 8 || (uintptr_t)data % (bits / 8) == 0) &&
+	       (!align || (uintptr_t)data % align == 0);
+}
+
+static void fill_piece(const struct tnd_load *load, const struct tnd_plan_item *item,
+		       struct tnd__arrival *arrival, struct tnd__piece *piece)
+{
+	const struct tnd__member *member = load->member;
+	uint64_t run, offset = tnd__slice_file_at(item, piece->begin, &run);
+	const struct tnd__stream_entry *entry = entry_at(arrival, offset);
+	const unsigned char *data = byte_at(arrival, entry, offset);
+
+	piece->buffer = arrival->buffer;
+	if (run >= piece->end - piece->begin &&
+	    entry->begin + entry->bytes - offset >= piece->end - piece->begin &&
+	    well_placed(load, item, data))
+		piece->data = data;
+	else if (!(load->opts.flags & TND_LOAD_F_OWN) &&
+		 load->plan->choice.oversize == TND_OVERSIZE_PIECES)
+		piece->end = TND__MIN(piece->end, piece->begin + member->staging_piece);
+}
+
+int tnd__member_piece(struct tnd_load *load, size_t index, struct tnd__piece *ret_piece,
+		      struct tnd_error *reterr)
+{
+	struct tnd__member *member = load->member;
+	const struct tnd_plan_item *item = &load->items[index];
+	int64_t start = tnd__now_ns();
+	struct tnd__arrival *arrival;
+	int rc;
+
+	if (member->item != index) {
+		member->item = index;
+		member->position = 0;
+	}
+	*ret_piece = (struct tnd__piece){.begin = member->position, .end = item->kept_bytes};
+	tnd__check_limits(load);
+	rc = tnd__load_error(load, reterr);
+	if (rc < 0 || !item->kept_bytes)
+		return rc;
+	while (!(arrival = find(member, item, member->position))) {
+		rc = tnd__member_pull(load, reterr);
+		if (rc < 0)
+			return rc;
+	}
+	ret_piece->end = end_in(arrival, item, member->position);
+	fill_piece(load, item, arrival, ret_piece);
+	member->position = ret_piece->end;
+	pthread_mutex_lock(&load->flow->lock);
+	load->stats.storage_wait_ns += (uint64_t)(tnd__now_ns() - start);
+	pthread_mutex_unlock(&load->flow->lock);
+	return 0;
+}
+
+void tnd__member_delivered(struct tnd__arrival *arrival)
+{
+	pthread_mutex_lock(&arrival->member->lock);
+	arrival->ours = false;
+	pthread_mutex_unlock(&arrival->member->lock);
+}
+
+/* -- gathering -- */
+
+/* Whole rows of one part that one entry holds: one call. Return: whether it was. */
+static bool gather_rows(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
+			const struct tnd__piece *piece, void *to, bool past)
+{
+	uint64_t row = item->part_bytes[0], run;
+	uint64_t first = tnd__slice_file_at(item, piece->begin, &run);
+	uint64_t last = tnd__slice_file_at(item, piece->end - 1, &run);
+	const struct tnd__stream_entry *entry = entry_at(arrival, first);
+	struct tnd__strides strides;
+
+	if (item->part_count != 1 || piece->begin % row || piece->end % row ||
+	    last - entry->begin >= entry->bytes)
+		return false;
+	strides = (struct tnd__strides){(piece->end - piece->begin) / row, row, item->row_bytes};
+	tnd__copy_strides(to, byte_at(arrival, entry, first), &strides, past);
+	return true;
+}
+
+static void gather_runs(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
+			const struct tnd__piece *piece, unsigned char *to, bool past)
+{
+	for (uint64_t kept = piece->begin; kept < piece->end;) {
+		uint64_t run, offset = tnd__slice_file_at(item, kept, &run);
+		const struct tnd__stream_entry *entry = entry_at(arrival, offset);
+
+		run = TND__MIN(run, piece->end - kept);
+		run = TND__MIN(run, entry->begin + entry->bytes - offset);
+		tnd__copy(to, byte_at(arrival, entry, offset), run, past);
+		to += run;
+		kept += run;
+	}
+}
+
+void tnd__member_gather(struct tnd_load *load, const struct tnd_plan_item *item,
+			const struct tnd__piece *piece, void *to, bool past)
+{
+	const struct tnd__arrival *arrival = piece->buffer->arrival;
+	int64_t start = tnd__now_ns();
+
+	if (!gather_rows(arrival, item, piece, to, past))
+		gather_runs(arrival, item, piece, to, past);
+	atomic_fetch_add_explicit(&load->gather_ns, (uint64_t)(tnd__now_ns() - start),
+				  memory_order_relaxed);
+}
+
+/* -- where the consumer keeps views -- */
+
+bool tnd__member_must_copy(struct tnd_load *load, const struct tnd__piece *piece)
+{
+	struct tnd__flow *flow = load->flow;
+	uint32_t on_full = load->opts.on_full;
+	bool full;
+
+	if (on_full != TND_ON_FULL_COPY && on_full != TND_ON_FULL_OVERRUN)
+		return false;
+	pthread_mutex_lock(&flow->lock);
+	full = !piece->buffer->views && flow->held_buffers >= load->member->slabs_each;
+	if (full && on_full == TND_ON_FULL_OVERRUN) {
+		load->overruns++;
+		load->overrun_bytes += piece->end - piece->begin;
+	}
+	pthread_mutex_unlock(&flow->lock);
+	return full;
+}
+
+static int interrupted(void *arg)
+{
+	struct tnd_load *load = arg;
+
+	tnd__check_limits(load);
+	return tnd__load_error(load, NULL) < 0;
+}
+
+/*
+ * A buffer of the pool. Only views that the consumer releases make room. Return: 0; -EAGAIN: none,
+ * and the views are to be copies; < 0, and the load has failed.
+ */
+static int acquire(struct tnd_load *load, uint64_t bytes, const char *file,
+		   struct tnd_slab **ret_slab)
+{
+	struct tnd_charge_opts charge = {.struct_bytes = sizeof(charge),
+					 .flags = TND_CHARGE_F_TRY,
+					 .cancelled = interrupted,
+					 .cancelled_arg = load};
+	int64_t start = tnd__now_ns();
+	int64_t limit = load->opts.stall_ns ? load->opts.stall_ns : TND__STALL_NS;
+	int rc = tnd_slab_acquire(load->pool, bytes, file, &charge, ret_slab);
+
+	if (rc != -EAGAIN && rc != TND_E_BUDGET)
+		return rc;
+	if (load->opts.on_full == TND_ON_FULL_COPY || load->opts.on_full == TND_ON_FULL_OVERRUN)
+		return -EAGAIN;
+	if (load->plan->choice.oversize == TND_OVERSIZE_OVERRUN &&
+	    tnd__round_up(bytes, TND__PAGE) > load->staging_bytes) {
+		charge.flags = TND_CHARGE_F_OVERRUN;
+		return tnd_slab_acquire(load->pool, bytes, file, &charge, ret_slab);
+	}
+	if (load->opts.on_full == TND_ON_FULL_FAIL) {
+		tnd__fail_full(load, TND_E_FULL, 0);
+		return TND_E_FULL;
+	}
+	charge.flags = 0;
+	do {
+		charge.deadline_ns = tnd__now_ns() + TND__POLL_NS;
+		rc = tnd_slab_acquire(load->pool, bytes, file, &charge, ret_slab);
+	} while (rc == TND_E_DEADLINE && !interrupted(load) &&
+		 (limit < 0 || tnd__now_ns() - start < limit));
+	if (rc == TND_E_DEADLINE)
+		tnd__fail_full(load, rc, tnd__now_ns() - start);
+	return rc;
+}
+
+int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
+		      const struct tnd__piece *piece, struct tnd_view *view)
+{
+	struct tnd__hold *hold = view->hold;
+	struct tnd_slab *slab;
+	int rc = acquire(load, view->bytes, load->files[item->tensor->file].name, &slab);
+
+	if (rc < 0)
+		return rc;
+	rc = tnd__lease_acquire_sized(slab, item->tensor->name, item->tensor->name_bytes,
+				      view->bytes, &hold->lease);
+	if (rc == 0) {
+		tnd__member_gather(load, item, piece, tnd_slab_data(slab), false);
+		view->data = tnd_slab_data(slab);
+	}
+	tnd_slab_release(slab);
+	return rc;
+}
