@@ -357,7 +357,7 @@ static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
 	pthread_cond_signal(&flow->feeder);
 	load->stats.deliver_ns += (uint64_t)(tnd__now_ns() - start_ns);
 	load->stats.kept_bytes += piece->end - piece->begin;
-	tnd__publish_done(load);
+	tnd__publish_done(load, item->tensor->file);
 	if (ends_item(item, piece))
 		count_item(load, item);
 	/* A member counts bytes: a slab that came may hold a part of an item only. */

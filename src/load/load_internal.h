@@ -299,9 +299,9 @@ void tnd__sample(struct tnd_load *load, bool force);
 void tnd__publish_open(struct tnd_load *load);
 /* Charged and read so far. Flow lock not held. */
 void tnd__publish_figures(struct tnd_load *load);
-/* Handed out so far. Flow lock held. */
-void tnd__publish_done(struct tnd_load *load);
-/* The file that is read now. By one thread. */
+/* Handed out (a reader: announced) so far, the last of it from `file`. Flow lock held. */
+void tnd__publish_done(struct tnd_load *load, size_t file);
+/* The file that is read now. By the feeder; of a member, which has none, by its consumer. */
 void tnd__publish_file(struct tnd_load *load, size_t index);
 void tnd__publish_close(struct tnd_load *load);
 

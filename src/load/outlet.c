@@ -449,6 +449,7 @@ void tnd__outlet_publish(struct tnd__outlet *outlet, size_t slab, struct tnd__bu
 	pthread_mutex_lock(&load->flow->lock);
 	load->buffers[slab] = NULL;
 	load->stats.kept_bytes += load->slabs[slab].bytes;
+	tnd__publish_done(load, load->slabs[slab].file);
 	pthread_cond_signal(&load->flow->feeder);
 	pthread_mutex_unlock(&load->flow->lock);
 	tnd__buffer_free(buffer);

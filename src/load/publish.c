@@ -11,7 +11,6 @@ static void set(_Atomic uint64_t *counter, uint64_t value)
 void tnd__publish_open(struct tnd_load *load)
 {
 	struct tnd__live_page *page;
-
 	uint32_t role = load->outlet   ? TND__LIVE_READER
 			: load->member ? TND__LIVE_MEMBER
 				       : TND__LIVE_ALONE;
@@ -43,12 +42,15 @@ void tnd__publish_figures(struct tnd_load *load)
 	pthread_mutex_unlock(&load->flow->lock);
 }
 
-void tnd__publish_done(struct tnd_load *load)
+void tnd__publish_done(struct tnd_load *load, size_t file)
 {
 	struct tnd__live_page *page = tnd__live_page(load->live);
 
-	if (page)
-		set(&page->done_bytes, load->stats.kept_bytes);
+	if (!page)
+		return;
+	set(&page->done_bytes, load->stats.kept_bytes);
+	if (load->member && atomic_load_explicit(&page->file, memory_order_relaxed) != file)
+		tnd__publish_file(load, file);
 }
 
 void tnd__publish_file(struct tnd_load *load, size_t index)
