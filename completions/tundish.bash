@@ -49,8 +49,9 @@ _tundish()
 		inspect) words="--filter= --sort= --json $header $common" ;;
 		verify) words="--deep --json $header $common" ;;
 		plan) words="--tensors --json $layout $header $common" ;;
-		load) words="--keep --checksum= --report= --trace= --json --progress= --progress-fd= --deadline= --engine=
-			--direct= --keep-cache --threads= --cpus= --numa= --on-full= --on-dead= --no-shared $layout $header $common" ;;
+		load) words="--keep --keep-touched --shared --no-shared --group= --members= --guest --evict= --checksum= --report= --trace=
+			--json --progress= --progress-fd= --deadline= --engine= --direct= --keep-cache --threads= --cpus= --numa= --on-full=
+			--on-dead= $layout $header $common" ;;
 		doctor) words="--json $common" ;;
 		stat) words="--watch --interval= --json --prometheus $common" ;;
 		bench) words="--readers= --bytes= --objects= --rate= --max-bytes= --max-objects= --deadline= --json $common" ;;

@@ -2,10 +2,9 @@
 /*
  * cmd_load.c - `tundish load`: every rank as a process, or one of them
  *
- * The checkpoint and every rank's plan are checked here first: what is refused is refused before
- * any process is started, with status 3 or 4. Then load_node.c runs the ranks, and the results are
- * written: the report even when a file could not be, whose failure is status 5 unless the load
- * itself has failed.
+ * What is refused is refused before any process is started (load_check.c), with status 3 or 4. Then
+ * load_node.c runs the ranks, and the results are written: the report even when a file could not
+ * be, whose failure is status 5 unless the load itself has failed.
  */
 #include "load_parts.h"
 
@@ -16,13 +15,19 @@
 #include <unistd.h>
 
 enum {
-	KEY_NO_SHARED = TOOL_KEY,
+	KEY_SHARED = TOOL_KEY,
+	KEY_NO_SHARED,
+	KEY_GROUP,
+	KEY_MEMBERS,
+	KEY_GUEST,
+	KEY_EVICT,
 	KEY_ON_FULL,
 	KEY_ON_DEAD,
 	KEY_THREADS,
 	KEY_CPUS,
 	KEY_NUMA,
 	KEY_KEEP,
+	KEY_KEEP_TOUCHED,
 	KEY_ENGINE,
 	KEY_DIRECT,
 	KEY_KEEP_CACHE,
@@ -38,6 +43,8 @@ enum {
 static const struct argp_option options[] = {
 	{NULL, 0, NULL, 0, "Load:", 4},
 	{"keep", KEY_KEEP, NULL, 0, "Copy each tensor into memory of its own", 4},
+	{"keep-touched", KEY_KEEP_TOUCHED, NULL, OPTION_HIDDEN,
+	 "As --keep, with the memory touched before the clock starts", 4},
 	{"checksum", KEY_CHECKSUM, "FILE", 0, "XXH3-64 of each tensor", 4},
 	{"report", KEY_REPORT, "FILE", 0, "Write the JSON document to FILE", 4},
 	{"trace", KEY_TRACE, "FILE", OPTION_HIDDEN, "Write a timeline for Perfetto", 4},
@@ -57,16 +64,29 @@ static const struct argp_option options[] = {
 	 "When views use the budget up: wait, fail, overrun or copy (default wait)", 4},
 	{"on-dead", KEY_ON_DEAD, "WHAT", OPTION_HIDDEN,
 	 "When a rank dies: fail or continue (default fail)", 4},
-	{"no-shared", KEY_NO_SHARED, NULL, OPTION_HIDDEN, "Each rank reads for itself (it does)",
+	{"shared", KEY_SHARED, NULL, 0, "One process reads for all, each byte once", 4},
+	{"no-shared", KEY_NO_SHARED, NULL, OPTION_HIDDEN, "Each rank reads for itself (default)",
 	 4},
+	{"group", KEY_GROUP, "ADDRESS", OPTION_HIDDEN,
+	 "With --rank: of the ranks that are started apart (unix:@NAME)", 4},
+	{"members", KEY_MEMBERS, "LIST", OPTION_HIDDEN,
+	 "Ranks that take part (0,2-3; default all of them)", 4},
+	{"guest", KEY_GUEST, NULL, OPTION_HIDDEN,
+	 "With --group: take what passes, and make nobody wait", 4},
+	{"evict", KEY_EVICT, "S", OPTION_HIDDEN,
+	 "Let a rank go that holds the others up for S seconds", 4},
 	{0},
 };
+
+/* What happens without --shared and --no-shared where there is more than one rank. */
+#define SHARED_BY_DEFAULT false
 
 static const struct tool_choice on_fulls[] = {{"wait", TND_ON_FULL_WAIT},
 					      {"fail", TND_ON_FULL_FAIL},
 					      {"overrun", TND_ON_FULL_OVERRUN},
 					      {"copy", TND_ON_FULL_COPY}};
-static const struct tool_choice on_deads[] = {{"fail", 0}, {"continue", 1}};
+static const struct tool_choice on_deads[] = {{"fail", TND_SHARE_DEAD_FAIL},
+					      {"continue", TND_SHARE_DEAD_CONTINUE}};
 static const struct tool_choice engines[] = {
 	{"auto", TND_ENGINE_AUTO}, {"uring", TND_ENGINE_URING}, {"threads", TND_ENGINE_THREADS}};
 static const struct tool_choice directs[] = {
@@ -124,7 +144,102 @@ static bool parse_load(int key, char *arg, struct argp_state *state, struct load
 	case KEY_KEEP_CACHE:
 		load->flags |= TND_LOAD_F_KEEP_CACHE;
 		return true;
+	default:
+		return false;
+	}
+}
+
+/* "0,2-3": ranks of the layout, each once. */
+static void settle_members(struct argp_state *state, struct load_command *command)
+{
+	const char *at = command->members_text;
+	uint32_t ranks = tool_rank_count(&command->options), next = 0, used = 0;
+
+	command->members = calloc(ranks, sizeof(*command->members));
+	if (!command->members)
+		argp_failure(state, TOOL_NO_FIT, ENOMEM, "--members");
+	while (command->members && at) {
+		unsigned first = 0, last = 0;
+		int bytes = 0;
+
+		if (sscanf(at, "%4u%n-%4u%n", &first, &bytes, &last, &bytes) < 2)
+			last = first;
+		if (!bytes || (at[bytes] && at[bytes] != ',') || first < next || last < first ||
+		    last >= ranks)
+			argp_error(state,
+				   "--members: expected ranks below %u in order, such as 0,2-3, "
+				   "found '%s'",
+				   ranks, command->members_text);
+		for (next = first; next <= last && next < ranks; next++)
+			command->members[used++] = next;
+		at = at[bytes] == ',' ? at + bytes + 1 : NULL;
+	}
+	command->member_count = used;
+}
+
+static bool is_member(const struct load_command *command)
+{
+	for (size_t i = 0; i < command->member_count; i++)
+		if (command->members[i] == command->options.layout.rank)
+			return true;
+	return !command->members;
+}
+
+/* What --shared and its kin mean together. */
+static void settle_shared(struct argp_state *state, struct load_command *command)
+{
+	bool one = command->options.rank_given;
+
+	if (command->members_text)
+		settle_members(state, command);
+	if (command->group && command->sharing == SHARING_NO)
+		argp_error(state, "--group: expected without --no-shared");
+	if (command->group && !one)
+		argp_error(state,
+			   "--group: expected with --rank; without it all ranks are started here");
+	if (command->sharing == SHARING_YES && one && !command->group)
+		argp_error(state, "--shared: expected --group with --rank, so that the ranks that "
+				  "are started apart find each other");
+	command->shared = command->group || command->sharing == SHARING_YES ||
+			  (command->sharing == SHARING_DEFAULT && SHARED_BY_DEFAULT && !one &&
+			   tool_rank_count(&command->options) > 1);
+	if (command->guest && !command->group)
+		argp_error(state, "--guest: expected with --group");
+	if (command->members && !command->shared)
+		argp_error(state, "--members: expected with --shared");
+	if (command->evict > 0 && !command->shared)
+		argp_error(state, "--evict: expected with --shared");
+	if (one && command->shared && !command->guest && !is_member(command))
+		argp_error(state,
+			   "--rank: expected one of --members %s, found '%u'; others take part as "
+			   "--guest",
+			   command->members_text, command->options.layout.rank);
+}
+
+/* Options that say who reads for whom. */
+static bool parse_shared(int key, char *arg, struct argp_state *state, struct load_command *command)
+{
+	switch (key) {
+	case KEY_SHARED:
+		command->sharing = SHARING_YES;
+		return true;
 	case KEY_NO_SHARED:
+		command->sharing = SHARING_NO;
+		return true;
+	case KEY_GROUP:
+		command->group = arg;
+		return true;
+	case KEY_MEMBERS:
+		command->members_text = arg;
+		return true;
+	case KEY_GUEST:
+		command->guest = true;
+		return true;
+	case KEY_EVICT:
+		command->evict = tool_seconds(state, "--evict", arg);
+		return true;
+	case KEY_ON_DEAD:
+		command->on_dead = TOOL_CHOOSE(state, "--on-dead", arg, on_deads);
 		return true;
 	default:
 		return false;
@@ -139,8 +254,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 	case KEY_KEEP:
 		command->keep = true;
 		return 0;
-	case KEY_ON_DEAD:
-		command->on_dead_continue = TOOL_CHOOSE(state, "--on-dead", arg, on_deads);
+	case KEY_KEEP_TOUCHED:
+		command->keep = command->keep_touched = true;
 		return 0;
 	case KEY_DEADLINE:
 		command->deadline = tool_seconds(state, "--deadline", arg);
@@ -172,9 +287,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 		return 0;
 	case ARGP_KEY_END:
 		tool_need_path(state, command->path);
+		settle_shared(state, command);
 		return 0;
 	default:
-		return parse_load(key, arg, state, command) ? 0 : ARGP_ERR_UNKNOWN;
+		if (parse_load(key, arg, state, command) || parse_shared(key, arg, state, command))
+			return 0;
+		return ARGP_ERR_UNKNOWN;
 	}
 }
 
@@ -191,81 +309,6 @@ static const struct argp argp = {
 	.children = children};
 
 /* -- before -- */
-
-/* An error that is known before any rank was started. */
-static int refuse(struct load_node *node, int code, const struct tnd_error *error)
-{
-	node->code = code;
-	node->count = 0;
-	node->error = *error;
-	node->error.code = code;
-	if (!node->error.message[0]) {
-		node->error.rank = -1;
-		snprintf(node->error.message, sizeof(node->error.message), "%s",
-			 tnd_strerror(code));
-	}
-	return code;
-}
-
-static int add_ranks(struct load_node *node)
-{
-	const struct tool_plan_options *opts = &node->command->options;
-	size_t count = opts->rank_given ? 1 : tool_rank_count(opts);
-
-	node->ranks = calloc(count, sizeof(*node->ranks));
-	if (!node->ranks)
-		return -ENOMEM;
-	node->count = count;
-	for (size_t i = 0; i < count; i++)
-		node->ranks[i] = (struct load_rank){.rank = opts->rank_given ? opts->layout.rank
-									     : (uint32_t)i,
-						    .fd = -1,
-						    .checksum_fd = -1,
-						    .trace_fd = -1};
-	return 0;
-}
-
-static void warn(const struct tnd_plan *plan, bool checkpoint)
-{
-	const char *const *texts;
-	size_t count = checkpoint ? tnd_checkpoint_warnings(tnd_plan_checkpoint(plan), &texts)
-				  : tnd_plan_warnings(plan, &texts);
-
-	for (size_t i = 0; i < count; i++)
-		tool_warn(texts[i]);
-}
-
-/* Every rank's plan, made and dropped: a child makes its own, so that each holds one. */
-static int check(struct load_node *node)
-{
-	const struct tool_plan_options *opts = &node->command->options;
-	struct tnd_error error = {.rank = -1};
-	int code = tnd_checkpoint_open(node->command->path, &opts->checkpoint, &node->checkpoint,
-				       &error);
-
-	if (code == 0)
-		code = add_ranks(node);
-	for (size_t i = 0; code == 0 && i < node->count; i++) {
-		struct tnd_plan_totals totals = {.struct_bytes = sizeof(totals)};
-		struct tnd_layout layout = opts->layout;
-		struct tnd_plan *plan;
-
-		layout.rank = node->ranks[i].rank;
-		code = tnd_plan_create(node->checkpoint, &layout, &opts->plan, &plan, &error);
-		if (code != 0)
-			break;
-		/* Known before a rank speaks: the bar's end does not move. */
-		tnd_plan_totals(plan, &totals);
-		node->ranks[i].total_bytes = totals.kept_bytes;
-		/* The ranks' warnings are alike; the first rank's stand for them. */
-		if (i == 0) {
-			warn(plan, true);
-			warn(plan, false);
-		}
-		tnd_plan_close(plan);
-	}
-	return code == 0 ? 0 : refuse(node, code, &error);
-}
 
 /* Finding out after an hour that the report has no place to go would be late. */
 static int probe_files(const struct load_command *command)
@@ -348,12 +391,31 @@ static int run(struct load_command *command)
 
 	node.bar = command->progress == PROGRESS_ALWAYS ||
 		   (command->progress == PROGRESS_AUTO && isatty(STDERR_FILENO));
-	if (check(&node) == 0)
+	if (load_check(&node) == 0)
 		load_node_run(&node);
 	status = write_results(&node);
 	tnd_checkpoint_close(node.checkpoint);
 	load_node_free(&node);
 	return status;
+}
+
+/* Plans of a share have the node's budget, of which the library gives each its part. */
+static int settle_budget(struct load_command *command)
+{
+	struct tool_plan_options *opts = &command->options;
+	uint64_t bytes = opts->node_budget_bytes, ranks = tool_rank_count(opts);
+	int code = 0;
+
+	if (!command->shared || command->guest)
+		return TOOL_OK;
+	if (opts->rank_budget_bytes > UINT64_MAX / ranks)
+		bytes = UINT64_MAX;
+	else if (opts->rank_budget_bytes)
+		bytes = opts->rank_budget_bytes * ranks;
+	else if (!bytes)
+		code = tnd_budget_default(1, &bytes);
+	opts->plan.budget_bytes = bytes;
+	return code == 0 ? TOOL_OK : tool_fail_what(code, "default budget");
 }
 
 int cmd_load(int argc, char **argv)
@@ -366,9 +428,12 @@ int cmd_load(int argc, char **argv)
 	tool_parse(&argp, argc, argv, &command);
 	status = tool_plan_options_settle(&command.options);
 	if (status == TOOL_OK)
+		status = settle_budget(&command);
+	if (status == TOOL_OK)
 		status = probe_files(&command);
 	if (status == TOOL_OK)
 		status = run(&command);
 	tool_plan_options_free(&command.options);
+	free(command.members);
 	return status;
 }

@@ -11,6 +11,9 @@
  * themselves (load_rank.c). They keep --deadline themselves too; those that have not answered
  * GRACE_NS after it hang, are named as the error and killed.
  *
+ * With --shared others may tell of a death before this process sees it, and say less: what they say
+ * stands only until it does.
+ *
  * The page cache of the files is looked at before the first rank and brought back after the last,
  * whatever the outcome: a rank alone takes for warm what another has just brought in, and one that
  * was killed leaves what it was reading.
@@ -49,28 +52,28 @@ static void cancel(struct load_node *node)
 		return;
 	node->cancelled = true;
 	node->kill_ns = tool_now_ns() + PATIENCE_NS;
+	load_gates_close(node);
 	signal_all(node, SIGTERM);
 }
 
-static void kill_all(struct load_node *node)
+void load_kill_all(struct load_node *node)
 {
 	node->cancelled = node->killed = true;
+	load_gates_close(node);
 	signal_all(node, SIGKILL);
 }
 
-/* Notes the first error. */
-static void fail(struct load_node *node, int code, int rank, const char *file, const char *tensor,
-		 const char *message)
+void load_fail(struct load_node *node, int code, int rank, const char *message)
 {
 	struct tnd_error *error = &node->error;
 
-	if (node->code != 0)
+	if (node->code != 0 && !node->weak)
 		return;
 	node->code = code;
+	node->weak = false;
 	*error = (struct tnd_error){.code = code, .rank = rank, .byte_offset = TND_ERROR_NO_OFFSET};
-	snprintf(error->file, sizeof(error->file), "%s", file ? file : "");
-	snprintf(error->name, sizeof(error->name), "%s", tensor ? tensor : "");
-	snprintf(error->message, sizeof(error->message), "%s", message);
+	snprintf(error->message, sizeof(error->message), "%s",
+		 message ? message : tnd_strerror(code));
 }
 
 /* INT64_MAX without --deadline. */
@@ -83,11 +86,42 @@ static int64_t deadline_ns(const struct load_node *node)
 
 /* -- messages -- */
 
+/* What rank's end says: who is to blame may be another. */
+static void on_error(struct load_node *node, const struct load_rank *rank, json_t *message)
+{
+	struct tnd_error *error = &node->error;
+	const char *file = json_string_value(json_object_get(message, "file"));
+	const char *tensor = json_string_value(json_object_get(message, "tensor"));
+	json_t *named = json_object_get(message, "rank");
+	bool hearsay = rank->code == TND_E_PEER_DEAD || rank->code == TND_E_CANCELLED;
+	int to_blame = json_is_integer(named) ? (int)json_integer_value(named) : (int)rank->rank;
+
+	/* Who cannot say which peer has died has lost the one that reads. */
+	if (rank->code == TND_E_PEER_DEAD && !json_is_integer(named))
+		to_blame = (int)node->host_rank;
+	if (node->code != 0 && (hearsay || !node->weak))
+		return;
+	load_fail(node, rank->code, to_blame,
+		  json_string_value(json_object_get(message, "message")));
+	snprintf(error->file, sizeof(error->file), "%s", file ? file : "");
+	snprintf(error->name, sizeof(error->name), "%s", tensor ? tensor : "");
+	node->weak = hearsay;
+}
+
+/* Does the error of one rank end the others? */
+static bool ends_all(const struct load_node *node, int code)
+{
+	/* They are about to say the same; on_deadline() sees to those that do not. */
+	if (code == TND_E_DEADLINE && tool_now_ns() >= deadline_ns(node))
+		return false;
+	return code != TND_E_EVICTED || node->command->on_dead != TND_SHARE_DEAD_CONTINUE;
+}
+
 static void on_end(struct load_node *node, struct load_rank *rank, json_t *message)
 {
 	json_t *report = json_object_get(message, "report");
 	json_t *memlog = json_object_get(message, "memlog");
-	const char *text = json_string_value(json_object_get(message, "message"));
+	json_t *share = json_object_get(message, "share");
 	json_t *seconds = json_object_get(message, "seconds");
 
 	rank->ended = true;
@@ -98,15 +132,33 @@ static void on_end(struct load_node *node, struct load_rank *rank, json_t *messa
 		rank->report = json_incref(report);
 	if (json_is_object(memlog))
 		rank->memlog = json_incref(memlog);
+	if (json_is_object(share) && !node->share)
+		node->share = json_incref(share);
 	load_progress_step(node, rank, true);
 	if (rank->code == 0)
 		return;
-	fail(node, rank->code, (int)rank->rank, json_string_value(json_object_get(message, "file")),
-	     json_string_value(json_object_get(message, "tensor")),
-	     text ? text : tnd_strerror(rank->code));
-	/* The others are about to say the same; on_deadline() sees to those that do not. */
-	if (rank->code != TND_E_DEADLINE || tool_now_ns() < deadline_ns(node))
+	on_error(node, rank, message);
+	if (ends_all(node, rank->code))
 		cancel(node);
+}
+
+/* The clock starts when the last rank is ready. */
+static void on_ready(struct load_node *node, struct load_rank *rank)
+{
+	rank->ready = true;
+	for (size_t i = 0; i < node->count; i++)
+		if (!node->ranks[i].ready)
+			return;
+	node->start_ns = tool_now_ns();
+	for (size_t i = 0; i < node->count; i++)
+		load_gate_open(node, &node->ranks[i]);
+}
+
+static void on_open(const struct load_node *node, const struct load_rank *host)
+{
+	for (size_t i = 0; i < node->count; i++)
+		if (&node->ranks[i] != host)
+			load_gate_open(node, &node->ranks[i]);
 }
 
 static void on_progress(struct load_node *node, struct load_rank *rank, json_t *message)
@@ -128,6 +180,10 @@ static void on_line(struct load_node *node, struct load_rank *rank, const char *
 		on_progress(node, rank, message);
 	} else if (kind && strcmp(kind, "end") == 0) {
 		on_end(node, rank, message);
+	} else if (kind && strcmp(kind, "ready") == 0) {
+		on_ready(node, rank);
+	} else if (kind && strcmp(kind, "open") == 0) {
+		on_open(node, rank);
 	} else if (kind && strcmp(kind, "log") == 0) {
 		const char *text = json_string_value(json_object_get(message, "message"));
 
@@ -158,8 +214,8 @@ static bool receive(struct load_node *node, struct load_rank *rank)
 		char *larger = realloc(rank->line, capacity);
 
 		if (!larger) {
-			fail(node, -ENOMEM, (int)rank->rank, NULL, NULL, tnd_strerror(-ENOMEM));
-			kill_all(node);
+			load_fail(node, -ENOMEM, (int)rank->rank, NULL);
+			load_kill_all(node);
 			close_messages(rank);
 			return false;
 		}
@@ -207,8 +263,8 @@ static void on_death(struct load_node *node, struct load_rank *rank, int wait_st
 			 "status "
 			 "%d and without a report",
 			 rank->rank, (int)rank->pid, WEXITSTATUS(wait_status));
-	fail(node, TND_E_PEER_DEAD, (int)rank->rank, NULL, NULL, message);
-	if (!node->command->on_dead_continue)
+	load_fail(node, TND_E_PEER_DEAD, (int)rank->rank, message);
+	if (node->command->on_dead != TND_SHARE_DEAD_CONTINUE)
 		cancel(node);
 }
 
@@ -238,11 +294,10 @@ static void on_signals(struct load_node *node, int signals)
 		if (info.ssi_signo == SIGCHLD)
 			continue;
 		if (node->cancelled) {
-			kill_all(node);
+			load_kill_all(node);
 			continue;
 		}
-		fail(node, TND_E_CANCELLED, -1, NULL, NULL,
-		     "interrupted; the ranks were cancelled");
+		load_fail(node, TND_E_CANCELLED, -1, "interrupted; the ranks were cancelled");
 		cancel(node);
 	}
 }
@@ -287,8 +342,8 @@ static void on_deadline(struct load_node *node)
 	/* A rank that kept the deadline is not the one to name. */
 	if (node->code == TND_E_DEADLINE)
 		node->code = 0;
-	fail(node, TND_E_DEADLINE, (int)first->rank, NULL, NULL, message);
-	kill_all(node);
+	load_fail(node, TND_E_DEADLINE, (int)first->rank, message);
+	load_kill_all(node);
 }
 
 static void on_time(struct load_node *node)
@@ -298,7 +353,7 @@ static void on_time(struct load_node *node)
 	if (!node->killed && now >= deadline && now - deadline >= GRACE_NS)
 		on_deadline(node);
 	if (node->cancelled && !node->killed && now >= node->kill_ns)
-		kill_all(node);
+		load_kill_all(node);
 }
 
 static bool all_gone(const struct load_node *node)
@@ -328,76 +383,7 @@ static void listen_to_all(struct load_node *node, int signals, struct pollfd *po
 	}
 }
 
-/* -- start -- */
-
-/* In a child: descriptors of the other ranks are not its own. */
-static void close_others(const struct load_node *node, const struct load_rank *own, int signals)
-{
-	close(signals);
-	if (node->progress_fd > STDERR_FILENO)
-		close(node->progress_fd);
-	for (const struct load_rank *rank = node->ranks; rank < node->ranks + node->count; rank++) {
-		if (rank == own)
-			continue;
-		if (rank->fd >= 0)
-			close(rank->fd);
-		if (rank->checksum_fd >= 0)
-			close(rank->checksum_fd);
-		if (rank->trace_fd >= 0)
-			close(rank->trace_fd);
-	}
-}
-
-static int start_rank(struct load_node *node, struct load_rank *rank, int signals)
-{
-	pid_t parent = getpid();
-	int ends[2];
-
-	if (node->command->checksum_path)
-		rank->checksum_fd = memfd_create("tundish-checksum", MFD_CLOEXEC);
-	if (node->command->trace_path)
-		rank->trace_fd = memfd_create("tundish-trace", MFD_CLOEXEC);
-	if ((node->command->checksum_path && rank->checksum_fd < 0) ||
-	    (node->command->trace_path && rank->trace_fd < 0) || pipe2(ends, O_CLOEXEC) != 0)
-		return -errno;
-	rank->pid = fork();
-	if (rank->pid == 0) {
-		close_others(node, rank, signals);
-		close(ends[0]);
-		rank->fd = ends[1];
-		load_rank_main(node, rank, parent);
-	}
-	if (rank->pid < 0) {
-		int code = -errno;
-
-		close(ends[0]);
-		close(ends[1]);
-		return code;
-	}
-	close(ends[1]);
-	rank->fd = ends[0];
-	/*
-	 * The last words of a rank are read until the pipe is empty, which must not wait for one
-	 * that hangs.
-	 */
-	return fcntl(rank->fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : -errno;
-}
-
-static int start_all(struct load_node *node, int signals)
-{
-	fflush(stdout);
-	fflush(stderr);
-	for (size_t i = 0; i < node->count; i++) {
-		int code = start_rank(node, &node->ranks[i], signals);
-
-		if (code != 0) {
-			fail(node, code, (int)node->ranks[i].rank, NULL, NULL, tnd_strerror(code));
-			kill_all(node);
-			return code;
-		}
-	}
-	return 0;
-}
+/* -- all of it -- */
 
 /* NULL: not wanted, or memory is short; each rank still sees to what it has read itself. */
 static struct tnd_cache_snapshot *snapshot(const struct load_node *node)
@@ -407,7 +393,9 @@ static struct tnd_cache_snapshot *snapshot(const struct load_node *node)
 	size_t count;
 	int *fds;
 
-	if (node->command->load.flags & TND_LOAD_F_KEEP_CACHE)
+	/* The host is the one that reads, and sees to it. */
+	if (node->command->load.flags & TND_LOAD_F_KEEP_CACHE ||
+	    (node->address && !node->hosting && !node->command->guest))
 		return NULL;
 	files = tnd_checkpoint_files(node->checkpoint, &count);
 	fds = calloc(count + 1, sizeof(*fds));
@@ -429,7 +417,7 @@ int load_node_run(struct load_node *node)
 	int signals, code = -ENOMEM;
 
 	if (!polled) {
-		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
+		load_fail(node, code, -1, NULL);
 		return code;
 	}
 	sigemptyset(&ours);
@@ -441,11 +429,11 @@ int load_node_run(struct load_node *node)
 	signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
 	code = signals < 0 ? -errno : 0;
 	if (code != 0)
-		fail(node, code, -1, NULL, NULL, tnd_strerror(code));
+		load_fail(node, code, -1, NULL);
 	cache = snapshot(node);
 	node->start_ns = tool_now_ns();
 	if (code == 0)
-		code = start_all(node, signals);
+		code = load_start_all(node, signals);
 	listen_to_all(node, signals, polled);
 	node->seconds = (double)(tool_now_ns() - node->start_ns) / 1e9;
 	if (cache)
@@ -474,6 +462,8 @@ void load_node_free(struct load_node *node)
 		json_decref(rank->report);
 		json_decref(rank->memlog);
 	}
+	load_gates_close(node);
+	json_decref(node->share);
 	free(node->ranks);
 	*node = (struct load_node){0};
 }

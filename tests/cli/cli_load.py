@@ -9,7 +9,7 @@ import os
 import stfile
 from command import Command
 
-KEYS = ["schema", "ok", "error", "seconds", "kept_bytes_per_second", "budget_bytes", "ranks", "node", "memlog"]
+KEYS = ["schema", "ok", "error", "seconds", "kept_bytes_per_second", "budget_bytes", "ranks", "node", "share", "memlog"]
 RANK_KEYS = {"rank", "pid", "ok", "seconds", "tensors", "read_bytes", "kept_bytes", "storage_bytes", "metadata_bytes",
              "realigned_bytes", "buffers", "slabs", "allocations", "huge_bytes", "peak_charged_bytes",
              "resident_growth_bytes", "page_cache_growth_bytes", "escaped", "files", "waits", "stage_seconds", "overruns",

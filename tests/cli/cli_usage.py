@@ -54,7 +54,7 @@ class Usage(Command):
     def test_unknown_options(self):
         for command in COMMANDS:
             self.refused(command, "--melt", says="--melt")
-        for later in ("--shared", "--group=x", "--vllm=x", "--measure"):
+        for later in ("--vllm=x", "--measure"):
             self.refused("load", self.moe, later, says=later.partition("=")[0])
 
     @unittest.skipIf("bridge" in COMMANDS, "built with ZeroMQ")
