@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_stat.c - `tundish stat`: the channels and pools of this user, once or again and again
+ * cmd_stat.c - `tundish stat`: the channels, pools and loads of this user, once or again and
+ * again
  *
  * With --watch a terminal is redrawn; elsewhere tables follow each other with an empty line
  * between, and --json prints one document a line. SIGINT, SIGTERM and SIGHUP end it with status
@@ -72,7 +73,8 @@ static const struct argp argp = {
 	.options = options,
 	.parser = parse,
 	.doc = "Shows the channels and pools of shared memory of this user's processes: what is in "
-	       "them, who is late, stopped or dead. Their owners take no part.",
+	       "them, who is late, stopped or dead; and how far their loads are. Their owners take "
+	       "no part.",
 	.children = children};
 
 /* Return: status. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stat_output.c - channels and pools for people, and as JSON
+ * stat_output.c - channels, pools and loads for people, and as JSON
  *
  *   CHANNEL       PID    STATE    OBJECTS      BYTES  FULL   SENT  WAITS  BLOCKED
  *   tokens        4711   open           3   12.0 KiB    2%  1.23M      0      0 s
@@ -25,6 +25,17 @@ const char *stat_state_name(uint32_t state)
 	};
 
 	return state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
+}
+
+const char *stat_role_name(uint32_t role)
+{
+	static const char *const names[] = {
+		[TND_STAT_LOAD_ALONE] = "alone",
+		[TND_STAT_LOAD_MEMBER] = "member",
+		[TND_STAT_LOAD_READER] = "reader",
+	};
+
+	return role < sizeof(names) / sizeof(names[0]) ? names[role] : "unknown";
 }
 
 /* -- cells -- */
@@ -75,6 +86,28 @@ static void add_time(struct tool_table *table, uint64_t ns)
 		tool_table_add(table, "%.0f d", seconds / 86400);
 	else
 		tool_table_add(table, ">270 y");
+}
+
+/* At most 8 columns, which four of them in a line have: 31.1 MiB. */
+static void add_short_size(struct tool_table *table, uint64_t bytes)
+{
+	static const char suffixes[] = "KMGTPE";
+	double value = (double)bytes;
+	int step = -1;
+
+	if (bytes < 1000) {
+		tool_table_add(table, "%u B", (unsigned)bytes);
+		return;
+	}
+	do {
+		value /= 1024;
+		step++;
+	} while (value >= 999.5 && step < 5);
+	tool_table_add(table, "%.*f %ciB",
+		       value < 9.995   ? 2
+		       : value < 99.95 ? 1
+				       : 0,
+		       value, suffixes[step]);
 }
 
 /* The fuller of the two limits, in percent; rounded up, so that 0% is empty. */
@@ -184,12 +217,67 @@ static int print_pools(const struct tnd_stat *stat)
 	return tool_table_print(&table, stdout);
 }
 
+/* Above this no rank is believed: it would take the room of the rest. */
+#define RANK_MOST 999999
+
+/* Without the ending that all have: what tells them apart is before it. */
+static void add_load_file(struct tool_table *table, const struct tnd_stat_load *load)
+{
+	static const char ending[] = ".safetensors";
+	const char *name = load->file[0] ? load->file : "-";
+	size_t bytes = strlen(name), cut = sizeof(ending) - 1;
+	char cell[TND_STAT_FILE_MAX + 16];
+
+	if (bytes > cut && strcmp(name + bytes - cut, ending) == 0)
+		bytes -= cut;
+	if (load->state == TND_READER_ALIVE)
+		snprintf(cell, sizeof(cell), "%.*s", (int)bytes, name);
+	else
+		snprintf(cell, sizeof(cell), "(%s) %.*s", stat_state_name(load->state), (int)bytes,
+			 name);
+	tool_table_add_name(table, cell, strlen(cell));
+}
+
+static void add_load(struct tool_table *table, const struct tnd_stat_load *load)
+{
+	double done = 100;
+
+	if (load->total_bytes)
+		done = (double)load->done_bytes / (double)load->total_bytes * 100;
+	if (load->role == TND_STAT_LOAD_READER || load->rank > RANK_MOST)
+		tool_table_add(table, load->role == TND_STAT_LOAD_READER ? "reader" : "-");
+	else
+		tool_table_add(table, "%u", load->rank);
+	add_pid(table, load->pid);
+	add_load_file(table, load);
+	add_short_size(table, load->done_bytes);
+	add_short_size(table, load->total_bytes);
+	/* Rounded down, so that 100% is all. */
+	tool_table_add(table, "%u%%", (unsigned)done);
+	add_short_size(table, load->charged_bytes);
+	add_short_size(table, load->budget_bytes);
+}
+
+static int print_loads(const struct tnd_stat *stat)
+{
+	static const char *const heads[] = {"LOAD",  "PID", "FILE",    "DONE",
+					    "TOTAL", "",    "CHARGED", "BUDGET"};
+	static const int aligns[] = {TOOL_LEFT,  TOOL_RIGHT, TOOL_FLEX,  TOOL_RIGHT,
+				     TOOL_RIGHT, TOOL_RIGHT, TOOL_RIGHT, TOOL_RIGHT};
+	struct tool_table table;
+
+	tool_table_init(&table, sizeof(heads) / sizeof(heads[0]), heads, aligns);
+	for (size_t i = 0; i < stat->load_count; i++)
+		add_load(&table, &stat->loads[i]);
+	return tool_table_print(&table, stdout);
+}
+
 int stat_print_text(const struct tnd_stat *stat)
 {
 	int status = TOOL_OK;
 
-	if (stat->channel_count == 0 && stat->pool_count == 0) {
-		puts("no channels or pools of this user");
+	if (stat->channel_count == 0 && stat->pool_count == 0 && stat->load_count == 0) {
+		puts("no channels, pools or loads of this user");
 		if (stat->denied)
 			printf("(%zu processes may not be looked at)\n", stat->denied);
 	}
@@ -199,6 +287,11 @@ int stat_print_text(const struct tnd_stat *stat)
 		if (stat->channel_count)
 			putchar('\n');
 		status = print_pools(stat);
+	}
+	if (status == TOOL_OK && stat->load_count) {
+		if (stat->channel_count || stat->pool_count)
+			putchar('\n');
+		status = print_loads(stat);
 	}
 	return status;
 }
@@ -277,10 +370,28 @@ static json_t *json_pool(const struct tnd_stat_pool *pool, bool *failed)
 	return object;
 }
 
+static json_t *json_load(const struct tnd_stat_load *load, bool *failed)
+{
+	json_t *object = json_object();
+	bool ranked = load->rank != TND_STAT_NO_RANK;
+
+	tool_json_set(object, "pid", json_integer(load->pid), failed);
+	tool_json_set(object, "rank", ranked ? json_integer(load->rank) : json_null(), failed);
+	tool_json_set(object, "role", json_string(stat_role_name(load->role)), failed);
+	tool_json_set(object, "state", json_string(stat_state_name(load->state)), failed);
+	tool_json_set(object, "file", tool_json_name(load->file), failed);
+	tool_json_set(object, "done_bytes", tool_json_u64(load->done_bytes), failed);
+	tool_json_set(object, "total_bytes", tool_json_u64(load->total_bytes), failed);
+	tool_json_set(object, "charged_bytes", tool_json_u64(load->charged_bytes), failed);
+	tool_json_set(object, "budget_bytes", tool_json_u64(load->budget_bytes), failed);
+	tool_json_set(object, "storage_bytes", tool_json_u64(load->storage_bytes), failed);
+	return object;
+}
+
 int stat_print_json(const struct tnd_stat *stat, bool line)
 {
 	json_t *document = tool_json_document("tundish.stat/1");
-	json_t *channels = json_array(), *pools = json_array();
+	json_t *channels = json_array(), *pools = json_array(), *loads = json_array();
 	bool failed = false;
 	int status = TOOL_OK;
 
@@ -288,9 +399,11 @@ int stat_print_json(const struct tnd_stat *stat, bool line)
 		tool_json_append(channels, json_channel(&stat->channels[i], &failed), &failed);
 	for (size_t i = 0; i < stat->pool_count; i++)
 		tool_json_append(pools, json_pool(&stat->pools[i], &failed), &failed);
+	for (size_t i = 0; i < stat->load_count; i++)
+		tool_json_append(loads, json_load(&stat->loads[i], &failed), &failed);
 	tool_json_set(document, "channels", channels, &failed);
 	tool_json_set(document, "pools", pools, &failed);
-	tool_json_set(document, "loads", json_array(), &failed);
+	tool_json_set(document, "loads", loads, &failed);
 	if (!line)
 		return tool_json_print(document, failed);
 	if (!document || failed ||

@@ -7,8 +7,10 @@
 
 /* "missing", "alive", "stopped", "dead", "left", "evicted": of a TND_READER_*. */
 const char *stat_state_name(uint32_t state);
+/* "alone", "member", "reader": of a TND_STAT_LOAD_*. */
+const char *stat_role_name(uint32_t role);
 
-/* Two tables within 80 columns, or a sentence. Return: status. */
+/* Tables within 80 columns, or a sentence. Return: status. */
 int stat_print_text(const struct tnd_stat *stat);
 /* `line`: the document on one line. Return: status. */
 int stat_print_json(const struct tnd_stat *stat, bool line);

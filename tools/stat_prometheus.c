@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stat_prometheus.c - channels and pools in the text format of Prometheus, for a collector that
- * reads files or the output of programs
+ * stat_prometheus.c - channels, pools and loads in the text format of Prometheus, for a collector
+ * that reads files or the output of programs
  *
  * Names are tundish_<object>_<what>_<unit>; what only grows ends in _total. Labels say which:
- * name, pid, and for readers rank. Two samples with the same labels would make the whole page
+ * name, pid, and for readers rank; of loads pid, rank and role. Two samples with the same labels would make the whole page
  * invalid, and one process may have two channels of one name, so later ones get a label `n`.
  */
 #include "stat_output.h"
@@ -62,6 +62,21 @@ static size_t twins_of_pool(const struct tnd_stat *stat, size_t i)
 	return count;
 }
 
+static size_t twins_of_load(const struct tnd_stat *stat, size_t i)
+{
+	const struct tnd_stat_load *load = &stat->loads[i];
+	size_t count = 0;
+
+	for (; count < i; count++) {
+		const struct tnd_stat_load *before = &stat->loads[i - count - 1];
+
+		if (before->pid != load->pid || before->rank != load->rank ||
+		    before->role != load->role)
+			break;
+	}
+	return count;
+}
+
 /* A rank that came again may have had another place before: the last one counts. */
 static bool is_last_of_rank(const struct tnd_stat_channel *channel, uint32_t i)
 {
@@ -80,6 +95,7 @@ struct metric {
 #define CHANNEL(field) offsetof(struct tnd_stat_channel, field)
 #define READER(field) offsetof(struct tnd_stat_reader, field)
 #define POOL(field) offsetof(struct tnd_stat_pool, field)
+#define LOAD(field) offsetof(struct tnd_stat_load, field)
 
 static const struct metric channel_metrics[] = {
 	{"tundish_channel_max_bytes", "gauge", "Limit in bytes.", CHANNEL(max_bytes), false},
@@ -122,6 +138,18 @@ static const struct metric pool_metrics[] = {
 	{"tundish_pool_slab_bytes", "gauge", "Shared memory in slabs.", POOL(slab_bytes), false},
 	{"tundish_pool_slabs", "gauge", "Slabs.", POOL(slabs), false},
 	{"tundish_pool_live_slabs", "gauge", "Slabs that are held.", POOL(live), false},
+};
+
+static const struct metric load_metrics[] = {
+	{"tundish_load_done_bytes", "gauge", "Bytes handed out, or announced by a node's reader.",
+	 LOAD(done_bytes), false},
+	{"tundish_load_total_bytes", "gauge", "Bytes that it will hand out.", LOAD(total_bytes),
+	 false},
+	{"tundish_load_charged_bytes", "gauge", "Bytes charged to its budget.", LOAD(charged_bytes),
+	 false},
+	{"tundish_load_budget_bytes", "gauge", "Budget.", LOAD(budget_bytes), false},
+	{"tundish_load_storage_bytes", "gauge", "Bytes asked of storage.", LOAD(storage_bytes),
+	 false},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -225,6 +253,24 @@ static void print_pools(const struct tnd_stat *stat)
 	}
 }
 
+/* A node's reader has no rank. */
+static void print_load_metric(const struct tnd_stat *stat, const struct metric *metric)
+{
+	put_head(metric->name, metric->type, metric->help);
+	for (size_t i = 0; i < stat->load_count; i++) {
+		const struct tnd_stat_load *load = &stat->loads[i];
+		size_t n = twins_of_load(stat, i);
+
+		printf("%s{pid=\"%d\",role=\"%s\"", metric->name, (int)load->pid,
+		       stat_role_name(load->role));
+		if (load->rank != TND_STAT_NO_RANK)
+			printf(",rank=\"%u\"", load->rank);
+		if (n > 0)
+			printf(",n=\"%zu\"", n + 1);
+		put_value(metric, load);
+	}
+}
+
 int stat_print_prometheus(const struct tnd_stat *stat)
 {
 	for (size_t m = 0; m < COUNT(channel_metrics); m++)
@@ -233,5 +279,7 @@ int stat_print_prometheus(const struct tnd_stat *stat)
 		print_reader_metric(stat, &reader_metrics[m]);
 	print_states(stat);
 	print_pools(stat);
+	for (size_t m = 0; m < COUNT(load_metrics); m++)
+		print_load_metric(stat, &load_metrics[m]);
 	return TOOL_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tundish/stat.h - the channels and pools of this user, seen from outside
+ * tundish/stat.h - the channels, pools and loads of this user, seen from outside
  *
  * Finds shared memory named "tundish.*" in /proc/PID/fd of all processes that may be looked at, and
  * reads the counters in it. The owners do not take part: they may be busy, stopped or stuck.
@@ -68,11 +68,33 @@ struct tnd_stat_pool {
 	const struct tnd_stat_lease *leases;
 };
 
+/* role of a load */
+#define TND_STAT_LOAD_ALONE 0u  /* reads for itself */
+#define TND_STAT_LOAD_MEMBER 1u /* takes its slices from a node's reader (share.h) */
+#define TND_STAT_LOAD_READER 2u /* the node's reader */
+
+#define TND_STAT_NO_RANK 0xffffffffu
+#define TND_STAT_FILE_MAX 256
+
+/* A load between open and end. */
+struct tnd_stat_load {
+	int32_t pid;                      /* in its own pid namespace */
+	uint32_t rank;                    /* TND_STAT_NO_RANK: a node's reader */
+	uint32_t role;                    /* TND_STAT_LOAD_* */
+	uint32_t state;                   /* of its process: TND_READER_ALIVE, _STOPPED or _DEAD */
+	uint64_t done_bytes, total_bytes; /* handed out, of what is kept; a reader's: announced */
+	uint64_t charged_bytes, budget_bytes;
+	uint64_t storage_bytes;       /* asked of storage so far */
+	char file[TND_STAT_FILE_MAX]; /* that is read or taken now; "": none yet, or not known */
+};
+
 struct tnd_stat {
 	size_t channel_count, pool_count;
 	const struct tnd_stat_channel *channels; /* sorted by name, pid */
 	const struct tnd_stat_pool *pools;
 	size_t denied; /* processes that we may not look at */
+	size_t load_count;
+	const struct tnd_stat_load *loads; /* sorted by rank, pid; readers last */
 };
 
 /* *ret_stat: transferred, tnd_stat_free. Return: 0; -ENOMEM; -errno (no /proc). */

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stat.c - channels and pools as their shared memory shows them, read by somebody who takes no part
+ * stat.c - channels, pools and loads as their shared memory shows them, read by somebody who takes
+ * no part
  *
  *   stat_scan.c            stat_look.c
  *   sightings --> data segments    --.
  *             --> control segments --+-- same id --> struct tnd_stat_channel, its slabs: a pool
  *             --> slabs, by process ------------------------------------------------> a pool
+ *             --> pages of loads (stat_load.c) --------------------------------------> a load
  *
  * A segment that nobody has the other half of, or that makes no sense, is left out. A control
  * segment is taken once: of two data segments with one id, the second is a copy.
@@ -22,7 +24,8 @@ struct collection {
 	struct tnd_stat seen; /* first: tnd_stat_free gets its address */
 	struct tnd_stat_channel *channels;
 	struct tnd_stat_pool *pools;
-	size_t channel_capacity, pool_capacity;
+	struct tnd_stat_load *loads;
+	size_t channel_capacity, pool_capacity, load_capacity;
 };
 
 struct control_id {
@@ -127,6 +130,23 @@ static int add_process_pools(struct collection *all, const struct tnd__scan *sca
 	}
 	free(pool_of);
 	return rc;
+}
+
+/* -- loads -- */
+
+/* Return: 0, -ENOMEM. */
+static int add_loads(struct collection *all, const struct tnd__scan *scan)
+{
+	for (size_t i = 0; i < scan->sighting_count; i += tnd__scan_run(scan, i)) {
+		if (scan->sightings[i].kind != TND__MEMFD_LOAD)
+			continue;
+		if (tnd__reserve(&all->loads, &all->load_capacity, all->seen.load_count + 1,
+				 sizeof(*all->loads)) < 0)
+			return -ENOMEM;
+		if (tnd__look_load(scan, i, &all->loads[all->seen.load_count]))
+			all->seen.load_count++;
+	}
+	return 0;
 }
 
 /* -- all channels -- */
@@ -249,6 +269,29 @@ static int compare_pools(const void *a, const void *b)
 	return order ? order : (x->pid > y->pid) - (x->pid < y->pid);
 }
 
+static int compare_loads(const void *a, const void *b)
+{
+	const struct tnd_stat_load *x = a, *y = b;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	if (x->pid != y->pid)
+		return x->pid < y->pid ? -1 : 1;
+	return (x->role > y->role) - (x->role < y->role);
+}
+
+static void sort(struct collection *all)
+{
+	struct tnd_stat *seen = &all->seen;
+
+	if (seen->channel_count)
+		qsort(all->channels, seen->channel_count, sizeof(*all->channels), compare_channels);
+	if (seen->pool_count)
+		qsort(all->pools, seen->pool_count, sizeof(*all->pools), compare_pools);
+	if (seen->load_count)
+		qsort(all->loads, seen->load_count, sizeof(*all->loads), compare_loads);
+}
+
 int tnd_stat_read(struct tnd_stat **ret_stat)
 {
 	struct collection *all;
@@ -261,18 +304,17 @@ int tnd_stat_read(struct tnd_stat **ret_stat)
 	rc = all ? add_channels(all, &scan) : -ENOMEM;
 	if (rc == 0)
 		rc = add_process_pools(all, &scan);
+	if (rc == 0)
+		rc = add_loads(all, &scan);
 	if (rc < 0) {
 		tnd__scan_free(&scan);
 		tnd_stat_free((struct tnd_stat *)all);
 		return rc;
 	}
-	if (all->seen.channel_count)
-		qsort(all->channels, all->seen.channel_count, sizeof(*all->channels),
-		      compare_channels);
-	if (all->seen.pool_count)
-		qsort(all->pools, all->seen.pool_count, sizeof(*all->pools), compare_pools);
+	sort(all);
 	all->seen.channels = all->channels;
 	all->seen.pools = all->pools;
+	all->seen.loads = all->loads;
 	all->seen.denied = scan.denied;
 	tnd__scan_free(&scan);
 	*ret_stat = &all->seen;
@@ -291,5 +333,6 @@ void tnd_stat_free(struct tnd_stat *stat)
 		free((void *)(uintptr_t)all->pools[i].leases);
 	free(all->channels);
 	free(all->pools);
+	free(all->loads);
 	free(all);
 }

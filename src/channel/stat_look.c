@@ -63,7 +63,7 @@ static bool take(struct tnd__look *look)
 
 /* -- processes -- */
 
-static uint32_t state_of(const struct tnd__process *process)
+uint32_t tnd__state_of(const struct tnd__process *process)
 {
 	if (process->state == 'Z' || process->state == 'X')
 		return TND_READER_DEAD;
@@ -127,7 +127,7 @@ static uint32_t live_state(const struct tnd__look *look, const struct tnd__seat 
 		return TND_READER_ALIVE;
 	process = find_reader(look, pid);
 	if (process)
-		return state_of(process);
+		return tnd__state_of(process);
 	if (look->writer && look->writer->pid != tnd__innermost_pid(look->writer))
 		return TND_READER_ALIVE;
 	return is_gone(pid) ? TND_READER_DEAD : TND_READER_ALIVE;
@@ -236,7 +236,7 @@ static void fill_channel(struct tnd__look *look, struct tnd_stat_channel *channe
 		.sent_bytes = TND__LOAD(shared->sent_bytes),
 		.memory_bytes = tnd__add_capped(look->scan->sightings[look->data].bytes,
 						look->scan->sightings[look->control].bytes),
-		.writer_state = look->writer ? state_of(look->writer) : TND_READER_DEAD,
+		.writer_state = look->writer ? tnd__state_of(look->writer) : TND_READER_DEAD,
 		.writer_waits = TND__LOAD(shared->waits),
 		.writer_wakes = TND__LOAD(shared->wakes),
 		.writer_blocked_ns = blocked_ns(TND__LOAD(shared->blocked_ns),

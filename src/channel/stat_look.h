@@ -32,6 +32,15 @@ struct tnd__look {
 bool tnd__look(struct tnd__look *look, struct tnd_stat_channel *ret_channel,
 	       struct tnd_stat_reader *ret_readers);
 
+/* TND_READER_ALIVE, _STOPPED or _DEAD. */
+uint32_t tnd__state_of(const struct tnd__process *process);
+
+/*
+ * The figures of the load whose page stands at sightings[first] (stat_load.c). Return: false where
+ * it is gone, makes no sense or is about a process that has it not.
+ */
+bool tnd__look_load(const struct tnd__scan *scan, size_t first, struct tnd_stat_load *ret_load);
+
 static inline uint64_t tnd__add_capped(uint64_t a, uint64_t b)
 {
 	return a > UINT64_MAX - b ? UINT64_MAX : a + b;

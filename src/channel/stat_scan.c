@@ -40,6 +40,7 @@ static const struct {
 	{"/memfd:tundish.channel.data:", TND__MEMFD_DATA},
 	{"/memfd:tundish.channel.control:", TND__MEMFD_CONTROL},
 	{"/memfd:tundish.slab ", TND__MEMFD_SLAB},
+	{"/memfd:tundish.load ", TND__MEMFD_LOAD},
 };
 
 /* -- processes -- */

@@ -24,7 +24,7 @@ static inline int32_t tnd__innermost_pid(const struct tnd__process *process)
 	return process->ns_count ? process->ns_pids[process->ns_count - 1] : process->pid;
 }
 
-enum tnd__memfd_kind { TND__MEMFD_DATA, TND__MEMFD_CONTROL, TND__MEMFD_SLAB };
+enum tnd__memfd_kind { TND__MEMFD_DATA, TND__MEMFD_CONTROL, TND__MEMFD_SLAB, TND__MEMFD_LOAD };
 
 /* One descriptor of a process. */
 struct tnd__sighting {

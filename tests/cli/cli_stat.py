@@ -75,7 +75,7 @@ class Stat(Command):
 
     @unittest.skipUnless(can_be_alone(), "no pid namespaces here")
     def test_nothing(self):
-        self.assertEqual(self.alone(scene=False), "no channels or pools of this user\n")
+        self.assertEqual(self.alone(scene=False), "no channels, pools or loads of this user\n")
         self.assertEqual(json.loads(self.alone("--json", scene=False)),
                          {"schema": "tundish.stat/1", "channels": [], "pools": [], "loads": []})
 
