@@ -12,6 +12,7 @@
  *   keep      each view is copied into fresh memory of its own, which is kept
  *   touched   the same into memory that was touched before the clock starts, 2 MiB pages asked for
  *
+ * With --share, the ranks are members of one shared load, which the first rank's process reads for all; the budget is the node's.
  * With --own, keep and touched need no copy: the library reads to where the tensor stays.
  * Everything that is kept stays until the process ends: it is looked at from outside.
  */
@@ -35,8 +36,8 @@ enum mode { MODE_UPLOAD, MODE_COPY, MODE_KEEP, MODE_TOUCHED };
 
 struct options {
 	enum mode mode;
-	bool own;
-	const char *path, *sums, *report;
+	bool own, model;
+	const char *path, *sums, *report, *share;
 	struct tnd_layout layout;
 	struct tnd_plan_opts plan;
 	struct tnd_load_opts load;
@@ -98,6 +99,8 @@ enum {
 	KEY_DEPTH,
 	KEY_SUMS,
 	KEY_REPORT,
+	KEY_SHARE,
+	KEY_MODEL,
 	KEY_KEEP_CACHE
 };
 
@@ -115,6 +118,8 @@ static const struct argp_option option_table[] = {
 	{"tp", 'n', "COUNT", 0, "ranks; each takes rows of every matrix", 0},
 	{"rank", 'r', "RANK", 0, "this one", 0},
 	{"sums", KEY_SUMS, "FILE", 0, "XXH3 of each tensor", 0},
+	{"share", KEY_SHARE, "ADDRESS", 0, "a shared load, whose ranks meet there", 0},
+	{"model", KEY_MODEL, NULL, 0, "slices as the model's layers want them: columns, too", 0},
 	{"report", KEY_REPORT, "FILE", 0, "the load's JSON report", 0},
 	{0},
 };
@@ -191,6 +196,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 	case KEY_REPORT:
 		options->report = arg;
 		break;
+	case KEY_SHARE:
+		options->share = options->load.share = arg;
+		break;
+	case KEY_MODEL:
+		options->model = true;
+		break;
 	case ARGP_KEY_ARG:
 		if (options->path)
 			argp_error(state, "expected one path");
@@ -210,7 +221,7 @@ static void finish_options(struct options *options)
 	options->plan.oversize = TND_OVERSIZE_PIECES;
 	if (options->layout.tp_size > 1) {
 		options->plan.slice = TND_SLICE_ALL;
-		options->plan.rules = row_rules;
+		options->plan.rules = options->model ? NULL : row_rules;
 	}
 	if (options->own) {
 		options->load.flags |= TND_LOAD_F_OWN;
@@ -220,16 +231,68 @@ static void finish_options(struct options *options)
 
 /* -- the consumer -- */
 
-static void open_plan(const struct options *options, struct tnd_plan **ret_plan)
+static struct tnd_checkpoint *open_checkpoint(const struct options *options)
 {
 	struct tnd_checkpoint *checkpoint;
 	struct tnd_error error;
 
 	if (tnd_checkpoint_open(options->path, NULL, &checkpoint, &error) < 0)
 		die("open", &error);
+	return checkpoint;
+}
+
+static void open_plan(const struct options *options, struct tnd_plan **ret_plan)
+{
+	struct tnd_checkpoint *checkpoint = open_checkpoint(options);
+	struct tnd_error error;
+
 	if (tnd_plan_create(checkpoint, &options->layout, &options->plan, ret_plan, &error) < 0)
 		die("plan", &error);
 	tnd_checkpoint_close(checkpoint);
+}
+
+/* The first rank reads for all. Return: NULL for the others. */
+static struct tnd_share *open_share(const struct options *options)
+{
+	struct tnd_share_opts opts = {.struct_bytes = sizeof(opts), .address = options->share};
+	struct tnd_load_opts load = options->load;
+	struct tnd_checkpoint *checkpoint;
+	struct tnd_share *share;
+	struct tnd_error error;
+	struct tnd_plan *plan;
+
+	if (!options->share || options->layout.rank)
+		return NULL;
+	load.share = NULL;
+	opts.load = &load;
+	checkpoint = open_checkpoint(options);
+	if (tnd_plan_create_union(checkpoint, &options->layout, NULL, 0, &options->plan, &plan,
+				  &error) < 0 ||
+	    tnd_share_open(plan, &opts, &share, &error) < 0)
+		die("share", &error);
+	tnd_plan_close(plan);
+	tnd_checkpoint_close(checkpoint);
+	return share;
+}
+
+static void close_share(struct tnd_share *share, struct tnd_load_stats *stats)
+{
+	struct tnd_load_stats figures = {.struct_bytes = sizeof(figures)};
+	struct tnd_error error;
+
+	if (!share)
+		return;
+	if (tnd_share_end(share, &error) < 0)
+		die("share", &error);
+	tnd_share_stats(share, &figures);
+	stats->storage_bytes = figures.storage_bytes;
+	stats->huge_bytes = figures.huge_bytes;
+	stats->slabs = figures.slabs;
+	stats->allocations = figures.allocations;
+	stats->budget_wait_ns = figures.budget_wait_ns;
+	stats->consumer_wait_ns = figures.consumer_wait_ns;
+	stats->peak_charged_bytes += figures.peak_charged_bytes;
+	tnd_share_close(share);
 }
 
 /*
@@ -361,10 +424,12 @@ static void run(struct keeper *keeper, struct tnd_load_stats *stats)
 	struct tnd_error error;
 	struct tnd_plan *plan;
 	struct tnd_load *load;
+	struct tnd_share *share;
 	struct tnd_view view;
 	size_t count;
 	int rc;
 
+	share = open_share(keeper->options);
 	open_plan(keeper->options, &plan);
 	keeper->items = tnd_plan_items(plan, &count);
 	opts.place = keeper->arena ? place : NULL;
@@ -379,6 +444,7 @@ static void run(struct keeper *keeper, struct tnd_load_stats *stats)
 	tnd_load_stats(load, stats);
 	if (keeper->options->report)
 		write_report(keeper->options, load);
+	close_share(share, stats);
 	tnd_load_close(load);
 	tnd_plan_close(plan);
 }

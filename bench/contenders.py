@@ -20,6 +20,8 @@ def peer(name, program, *arguments, parts=("one", "ranks")):
 CONTENDERS = (
     Contender("tundish", False, (), ONE_MODES, ("one", "ranks")),
     Contender("tundish own", False, ("--own",), ("keep", "touched"), ("one", "ranks")),
+    Contender("tundish shared", False, ("--share",), RANK_MODES, ("ranks",)),
+    Contender("tundish shared own", False, ("--share", "--own"), ("keep", "touched"), ("ranks",)),
     peer("safetensors mmap", "safetensors", parts=("one",)),
     peer("safetensors pread", "safetensors", "--variant=pread", parts=("one",)),
     peer("safetensors get_slice", "safetensors", "--variant=slice", parts=("ranks",)),
@@ -45,5 +47,8 @@ def command(options, contender, folder, files, mode, ranks, rank, extra=()):
         warm_up = os.path.join(options.dir, "warm-up", "model.safetensors")
         return [sys.executable, os.path.join(HERE, "peers", program + "_peer.py"), f"--warm-up={warm_up}",
                 *arguments, *job, *files]
-    return [os.path.join(options.build, "bench-consume"), f"--budget={budget_bytes(options.budget, ranks)}",
-            *contender.arguments, *job, folder]
+    shared = "--share" in contender.arguments
+    address = f"--share=unix:@tundish-bench-{os.getpid()}"
+    return [os.path.join(options.build, "bench-consume"),
+            f"--budget={budget_bytes(options.budget, 1 if shared else ranks)}",
+            *(address if word == "--share" else word for word in contender.arguments), *job, folder]

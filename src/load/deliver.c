@@ -228,7 +228,7 @@ static void copy_piece(struct tnd_load *load, const struct tnd_plan_item *item,
 		tnd__member_gather(load, item, piece, to, past);
 }
 
-/* The piece in memory of the consumer's own. Return: 0, -ENOMEM. */
+/* The piece in memory of the consumer's own. Return: 1, -ENOMEM. */
 static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item,
 		    const struct tnd__piece *piece, struct tnd_view *view)
 {
@@ -242,7 +242,8 @@ static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item,
 	tnd_load_consumer_bytes(load, (int64_t)view->bytes);
 	view->data = hold->own;
 	view->flags |= TND_VIEW_F_COPY;
-	return tnd__sentences_add(&load->copied, "%s", view->name);
+	rc = tnd__sentences_add(&load->copied, "%s", view->name);
+	return rc < 0 ? rc : 1;
 }
 
 /* Memory for a tensor, made ahead by the feeder or now, as the gathering place. */
@@ -273,11 +274,12 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item,
 		      const struct tnd__piece *piece, struct tnd_view *view)
 {
 	struct tnd__hold *hold = view->hold;
-	int rc;
+	int rc = 0;
 
 	if (!load->gather) {
-		load->gather =
-			load->opts.place ? load->opts.place(load->opts.place_arg, item) : NULL;
+		load->gather = load->opts.flags & TND_LOAD_F_OWN && load->opts.place
+				       ? load->opts.place(load->opts.place_arg, item)
+				       : NULL;
 		load->gather_placed = load->gather != NULL;
 		rc = load->gather ? 0 : take_own(load, item);
 		if (rc < 0)
@@ -289,14 +291,17 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item,
 	view->data = load->gather;
 	view->bytes = item->slice_bytes;
 	view->piece_offset = 0;
-	view->flags = TND_VIEW_F_OWN | TND_VIEW_F_LAST;
+	view->flags = TND_VIEW_F_LAST;
+	view->flags |= load->opts.flags & TND_LOAD_F_OWN ? TND_VIEW_F_OWN : TND_VIEW_F_COPY;
+	rc = view->flags & TND_VIEW_F_COPY ? tnd__sentences_add(&load->copied, "%s", view->name)
+					   : 0;
 	if (!load->gather_placed) {
 		hold->own = load->gather;
 		hold->own_bytes = item->slice_bytes;
 		hold->own_map_bytes = load->gather_map_bytes;
 	}
 	load->gather = NULL;
-	return 1;
+	return rc < 0 ? rc : 1;
 }
 
 static int lease_out(struct tnd_load *load, const struct tnd_plan_item *item,
@@ -329,7 +334,7 @@ static int lease_out(struct tnd_load *load, const struct tnd_plan_item *item,
 		view->flags |= TND_VIEW_F_SHARED;
 	}
 	pthread_mutex_unlock(&flow->lock);
-	return 0;
+	return 1;
 }
 
 /* The item is on its way. Lock held. */
@@ -377,13 +382,28 @@ static void delivered(struct tnd_load *load, const struct tnd_plan_item *item,
 	tnd__buffer_finish(buffer);
 }
 
-/* A member's slice that is no run. Return: 0; < 0. */
+void tnd__view_whole(struct tnd_view *view, const struct tnd_plan_item *item)
+{
+	view->bytes = item->kept_bytes;
+	view->piece_offset = item->piece_offset;
+	if (!(item->flags & TND_ITEM_F_PIECE))
+		view->flags &= ~TND_VIEW_F_PIECE;
+}
+
+/*
+ * A member's slice that is no run. Without room for it, it is put together in memory of the
+ * consumer's own, as a copy. Return: as gather_own().
+ */
 static int stage(struct tnd_load *load, const struct tnd_plan_item *item,
 		 const struct tnd__piece *piece, struct tnd_view *view)
 {
 	int rc = tnd__member_stage(load, item, piece, view);
 
-	return rc == -EAGAIN ? copy_out(load, item, piece, view) : rc;
+	if (rc != -EAGAIN)
+		return rc;
+	if (view->flags & TND_VIEW_F_PIECE && !tnd__member_whole(load, item))
+		return copy_out(load, item, piece, view);
+	return gather_own(load, item, piece, view);
 }
 
 int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *piece,
@@ -400,17 +420,14 @@ int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *
 	view->item = index;
 	if (!piece->buffer)
 		view->flags |= load->opts.flags & TND_LOAD_F_OWN ? TND_VIEW_F_OWN : 0;
-	else if (load->opts.flags & TND_LOAD_F_OWN)
+	else if ((load->opts.flags & TND_LOAD_F_OWN) || load->gather)
 		rc = gather_own(load, item, piece, view);
-	else if (must_copy(load, piece))
-		rc = copy_out(load, item, piece, view);
 	else if (!piece->data)
 		rc = stage(load, item, piece, view);
+	else if (must_copy(load, piece))
+		rc = copy_out(load, item, piece, view);
 	else
 		rc = lease_out(load, item, piece, view);
-	/* Own delivery says whether the view is whole. */
-	if (rc == 0 && !(piece->buffer && (load->opts.flags & TND_LOAD_F_OWN)))
-		rc = 1;
 	if (rc <= 0)
 		tnd_view_release(view);
 	if (rc >= 0)

@@ -263,6 +263,8 @@ int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
  */
 int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *piece,
 		  struct tnd_view *view);
+/* The view is of all of the item after all. */
+void tnd__view_whole(struct tnd_view *view, const struct tnd_plan_item *item);
 /* Cancelled, or over the deadline: the load fails. */
 void tnd__check_limits(struct tnd_load *load);
 /* The views that are out keep the load from going on: it fails with TND_E_FULL or _DEADLINE. */

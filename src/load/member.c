@@ -476,6 +476,8 @@ void tnd__member_leave(struct tnd_load *load)
 
 	if (!member->channel)
 		return;
+	tnd_slab_release(member->stage);
+	member->stage = NULL;
 	while (drop_one(member))
 		;
 	pthread_mutex_lock(&member->lock);

@@ -49,6 +49,7 @@ struct tnd__member {
 	size_t item;            /* the next one, */
 	uint64_t position;      /* and how many of its kept bytes were handed out */
 	uint64_t staging_piece; /* most bytes gathered at once */
+	struct tnd_slab *stage; /* what of the item has come so far, if it is gathered */
 	uint64_t slabs_each;    /* slabs that a member may keep without holding all others up */
 	int64_t idle_since;     /* since when nothing has come */
 	struct tnd__stream_held held[64]; /* from END */
@@ -84,7 +85,12 @@ bool tnd__member_must_copy(struct tnd_load *load, const struct tnd__piece *piece
 /* The piece, out of its arrival. */
 void tnd__member_gather(struct tnd_load *load, const struct tnd_plan_item *item,
 			const struct tnd__piece *piece, void *to, bool past);
-/* The piece, gathered into a buffer of the pool that the view holds. Return: 0; < 0. */
+/* Whether the item, if it is gathered, is put together before it is handed out. */
+bool tnd__member_whole(const struct tnd_load *load, const struct tnd_plan_item *item);
+/*
+ * The piece, gathered into a buffer of the pool that the view holds. Return: 1; 0: more of the item
+ * has to come before there is a view; -EAGAIN: no buffer, and the piece is to be a copy; < 0.
+ */
 int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
 		      const struct tnd__piece *piece, struct tnd_view *view);
 

@@ -97,12 +97,9 @@ static int make_tables(struct tnd_load *load)
 static uint64_t member_budget(struct tnd_load *load)
 {
 	const struct tnd__stream_hello *hello = &load->member->hello;
-	struct tnd_plan_member need = {.tensors = load->totals.tensors};
+	struct tnd_plan_member need;
 
-	for (size_t i = 0; i < load->item_count; i++)
-		if (tnd__plan_gathers(load->plan, &load->items[i]))
-			need.gather_bytes = TND__MAX(need.gather_bytes, load->items[i].slice_bytes);
-	tnd__plan_set_aside(load->plan, hello->member_count, hello->node_bytes, &need);
+	tnd__plan_as_member(load->plan, hello->member_count, hello->node_bytes, &need);
 	load->totals.fixed_bytes = load->totals.metadata_bytes = need.metadata_bytes;
 	load->totals.needed_budget_bytes = need.metadata_bytes;
 	load->staging_bytes = need.staging_bytes;

@@ -7,8 +7,9 @@
  *                            one run there, well aligned: a view of it
  *                            else: gathered, row by row
  *
- * An item is mostly in one slab, and one piece. Where the reader had to cut a tensor it comes in
- * several, one after the other: own delivery puts them together, others get them as pieces.
+ * An item that is one run is in one slab, unless the reader had to cut it for its budget; one that is
+ * gathered may come in several, one after the other, which are put together here. What is too large
+ * for that is handed out in pieces.
  */
 #include <errno.h>
 #include <string.h>
@@ -96,7 +97,7 @@ static void fill_piece(const struct tnd_load *load, const struct tnd_plan_item *
 	    entry->begin + entry->bytes - offset >= piece->end - piece->begin &&
 	    well_placed(load, item, data))
 		piece->data = data;
-	else if (!(load->opts.flags & TND_LOAD_F_OWN) &&
+	else if (!(load->opts.flags & TND_LOAD_F_OWN) && item->kept_bytes > member->staging_piece &&
 		 load->plan->choice.oversize == TND_OVERSIZE_PIECES)
 		piece->end = TND__MIN(piece->end, piece->begin + member->staging_piece);
 }
@@ -254,21 +255,39 @@ static int acquire(struct tnd_load *load, uint64_t bytes, const char *file,
 	return rc;
 }
 
+bool tnd__member_whole(const struct tnd_load *load, const struct tnd_plan_item *item)
+{
+	return item->kept_bytes <= load->member->staging_piece ||
+	       load->plan->choice.oversize != TND_OVERSIZE_PIECES;
+}
+
 int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
 		      const struct tnd__piece *piece, struct tnd_view *view)
 {
+	struct tnd__member *member = load->member;
 	struct tnd__hold *hold = view->hold;
-	struct tnd_slab *slab;
-	int rc = acquire(load, view->bytes, load->files[item->tensor->file].name, &slab);
+	bool whole = tnd__member_whole(load, item);
+	uint64_t bytes = whole ? item->kept_bytes : view->bytes;
+	uint64_t at = whole ? piece->begin : 0;
+	unsigned char *data;
+	int rc = 0;
 
+	if (!member->stage)
+		rc = acquire(load, bytes, load->files[item->tensor->file].name, &member->stage);
 	if (rc < 0)
 		return rc;
-	rc = tnd__lease_acquire_sized(slab, item->tensor->name, item->tensor->name_bytes,
-				      view->bytes, &hold->lease);
-	if (rc == 0) {
-		tnd__member_gather(load, item, piece, tnd_slab_data(slab), false);
-		view->data = tnd_slab_data(slab);
-	}
-	tnd_slab_release(slab);
-	return rc;
+	data = tnd_slab_data(member->stage);
+	tnd__member_gather(load, item, piece, data + at, false);
+	if (whole && piece->end < item->kept_bytes)
+		return 0;
+	rc = tnd__lease_acquire_sized(member->stage, item->tensor->name, item->tensor->name_bytes,
+				      bytes, &hold->lease);
+	if (rc < 0)
+		return rc;
+	view->data = data;
+	if (whole)
+		tnd__view_whole(view, item);
+	tnd_slab_release(member->stage);
+	member->stage = NULL;
+	return 1;
 }
