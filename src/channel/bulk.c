@@ -127,8 +127,7 @@ static bool taken_for_dead(const struct tnd_channel *channel)
 	const struct tnd__seat *seat = &channel->shared.header->seats[channel->reader.place];
 	uint32_t state;
 
-	/* After the copy; pairs with E1. */
-	atomic_thread_fence(memory_order_acquire);
+	/* After the lease's end, so after the copy; pairs with E1. */
 	state = atomic_load_explicit(&seat->state, memory_order_seq_cst);
 	return (state != TND__PLACE_LIVE && state != TND__PLACE_EVICTED) ||
 	       atomic_load_explicit(&seat->generation, memory_order_relaxed) !=

@@ -26,6 +26,7 @@ static void tell_all(struct tnd_channel *channel)
 
 		if (place->peer && place->state == TND__PLACE_LIVE &&
 		    place->told_generation != place->generation &&
+		    tnd__failpoint("channel.tell") == 0 &&
 		    tnd__peer_send(place->peer, &packet) == 0)
 			place->told_generation = place->generation;
 	}
