@@ -200,7 +200,7 @@ void tnd__shape_item(struct tnd__slicer *slicer, uint32_t index, struct tnd_plan
 void tnd__shape_sum(struct tnd_plan_item *item);
 /* The whole tensor: dim and rows, not the sums. */
 void tnd__shape_whole(const struct tnd_tensor *tensor, struct tnd_plan_item *item);
-/* True if every run and the gap behind it are long enough to be read alone. */
+/* True if every run and the gap behind it, if any, are long enough to be read alone. */
 bool tnd__shape_runs_alone(const struct tnd_plan_item *item, uint64_t run_min_bytes);
 /* Bits of the dimensions from `from` on. */
 uint64_t tnd__shape_span_bits(const struct tnd_tensor *tensor, uint32_t from);

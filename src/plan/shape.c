@@ -140,7 +140,10 @@ bool tnd__shape_runs_alone(const struct tnd_plan_item *item, uint64_t run_min_by
 		uint64_t next = i + 1 < item->part_count ? item->part_begin[i + 1]
 							 : item->row_bytes + item->part_begin[0];
 
-		if (item->part_bytes[i] < run_min_bytes || next - end < run_min_bytes)
+		if (item->part_bytes[i] < run_min_bytes)
+			return false;
+		/* The last run of a row may go on in the next. */
+		if (next != end && next - end < run_min_bytes)
 			return false;
 	}
 	return true;

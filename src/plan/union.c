@@ -201,7 +201,7 @@ static void fill_item(const struct gathering *all, struct tnd_plan_item *item)
 	tnd__shape_sum(item);
 }
 
-/* Several rows stay only where their runs are read alone. */
+/* Several rows stay only where their runs are read alone, and are not one run. */
 static void merge(struct gathering *all, struct tnd_plan_item *item)
 {
 	join(all);
@@ -209,7 +209,10 @@ static void merge(struct gathering *all, struct tnd_plan_item *item)
 		flatten(all);
 	limit_parts(all);
 	fill_item(all, item);
-	if (item->row_count == 1 || tnd__shape_runs_alone(item, all->slicer->run_min_bytes))
+	if (item->row_count == 1)
+		return;
+	if (item->kept_bytes < item->row_count * item->row_bytes &&
+	    tnd__shape_runs_alone(item, all->slicer->run_min_bytes))
 		return;
 	flatten(all);
 	fill_item(all, item);
