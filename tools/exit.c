@@ -25,6 +25,7 @@ int tool_status(int code)
 	case -ECANCELED:
 		return TOOL_INTERRUPTED;
 	case TND_E_PEER_DEAD:
+	case TND_E_EVICTED: /* given up as if it had died */
 		return TOOL_PEER;
 	case TND_E_CHANGED:
 	case TND_E_ESCAPED:

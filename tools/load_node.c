@@ -86,23 +86,30 @@ static int64_t deadline_ns(const struct load_node *node)
 
 /* -- messages -- */
 
-/* What rank's end says: who is to blame may be another. */
+/* Who cannot say which peer has died has lost the one that reads. */
+static bool lost_host(const struct load_rank *rank, int to_blame)
+{
+	return rank->code == TND_E_PEER_DEAD && to_blame == (int)rank->rank;
+}
+
+/* What a rank says at its end: who is to blame may be another. */
 static void on_error(struct load_node *node, const struct load_rank *rank, json_t *message)
 {
 	struct tnd_error *error = &node->error;
 	const char *file = json_string_value(json_object_get(message, "file"));
 	const char *tensor = json_string_value(json_object_get(message, "tensor"));
+	const char *text = json_string_value(json_object_get(message, "message"));
 	json_t *named = json_object_get(message, "rank");
 	bool hearsay = rank->code == TND_E_PEER_DEAD || rank->code == TND_E_CANCELLED;
 	int to_blame = json_is_integer(named) ? (int)json_integer_value(named) : (int)rank->rank;
 
-	/* Who cannot say which peer has died has lost the one that reads. */
-	if (rank->code == TND_E_PEER_DEAD && !json_is_integer(named))
-		to_blame = (int)node->host_rank;
 	if (node->code != 0 && (hearsay || !node->weak))
 		return;
-	load_fail(node, rank->code, to_blame,
-		  json_string_value(json_object_get(message, "message")));
+	load_fail(node, rank->code, lost_host(rank, to_blame) ? (int)node->host_rank : to_blame,
+		  text);
+	if (lost_host(rank, to_blame))
+		snprintf(error->message, sizeof(error->message), "rank %u: %.980s", node->host_rank,
+			 text ? text : tnd_strerror(rank->code));
 	snprintf(error->file, sizeof(error->file), "%s", file ? file : "");
 	snprintf(error->name, sizeof(error->name), "%s", tensor ? tensor : "");
 	node->weak = hearsay;

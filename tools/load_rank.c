@@ -19,6 +19,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#define MOMENT_NS INT64_C(100000000)
+
 static volatile sig_atomic_t cancelled;
 static volatile sig_atomic_t attaching;       /* waits for a host: nothing is there to cancel */
 static struct tnd_load *volatile cancel_load; /* what SIGTERM cancels */
@@ -103,6 +105,21 @@ static struct tnd_load_opts load_options(struct load_child *child)
 	return opts;
 }
 
+/*
+ * A rank that has not come is given up, and named, a moment before the deadline that would end the
+ * load of all who have.
+ */
+static int64_t meet_ns(const struct load_child *child)
+{
+	int64_t all = seconds_ns(child->command->deadline), left;
+
+	if (!all)
+		return 0;
+	left = child->start_ns + all - tool_now_ns() -
+	       (all / 10 < MOMENT_NS ? all / 10 : MOMENT_NS);
+	return left > 1 ? left : 1;
+}
+
 static int open_share(struct load_child *child, struct tnd_error *error)
 {
 	const struct load_command *command = child->command;
@@ -111,6 +128,7 @@ static int open_share(struct load_child *child, struct tnd_error *error)
 				      .on_dead = command->on_dead,
 				      .address = child->node->address,
 				      .load = &load,
+				      .meet_ns = meet_ns(child),
 				      .evict_ns = seconds_ns(command->evict)};
 	int code = tnd_share_open(child->union_plan, &opts, &child->share, error);
 

@@ -208,8 +208,9 @@ class Oracle(unittest.TestCase):
 
     @unittest.skipUnless(TOOL, "no tool given")
     def test_checksum_file(self):
-        """The command's own --checksum on four ranks as processes, in two settings."""
-        for ep, more in ((1, ["--engine", "threads", "--packing", "name"]), (2, ["--slab", "4MiB", "--slice", "all"])):
+        """The command's own --checksum on four ranks as processes, each reading for itself and one for all."""
+        for ep, more in ((1, ["--engine", "threads", "--packing", "name"]), (2, ["--slab", "4MiB", "--slice", "all"]),
+                         (1, ["--shared", "--packing", "name"]), (2, ["--shared", "--slab", "4MiB", "--slice", "all"])):
             path = os.path.join(self.scratch.name, "sums")
             done = subprocess.run([TOOL, "load", self.moe.folder, "--tp", "4", "--ep", str(ep), "--phase", "target",
                                    "--checksum", path, "--progress", "never", *more], capture_output=True, text=True,
