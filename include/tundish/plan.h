@@ -211,9 +211,10 @@ TND_API int tnd_plan_create(struct tnd_checkpoint *checkpoint, const struct tnd_
  * is not looked at. `opts` as for the members' own plans; budget_bytes is the node's (0:
  * tnd_budget_default(1)), and what the members set aside (tnd_plan_members) comes out of it.
  *
- * Items stand in the order in which the members' plans have theirs. There is one for each tensor
- * that any member keeps, with the values that any of them needs, as they are in the file: nothing is
- * gathered or aligned (no TND_ITEM_F_ROWS, _REALIGN). Where members of one tensor need more than
+ * Items stand in the order in which the members' plans have theirs. For each tensor that any member
+ * keeps there is one with the values that any of them needs, as they are in the file: nothing is
+ * gathered or aligned (no TND_ITEM_F_ROWS, _REALIGN). A large one is cut into several, where no
+ * member's slice that is one run is cut. Where members of one tensor need more than
  * TND_PLAN_PART_MAX ranges of a row, the smallest gaps are read too; where they need different
  * ranges of different rows, all of these rows.
  * Return: as tnd_plan_create; TND_E_LAYOUT (a member twice, or not of the layout, or too many).

@@ -28,6 +28,7 @@
 #define MEET_NS INT64_C(120000000000)
 /* One being taken, one being read, one in the queue. */
 #define SLABS_ENOUGH 3
+#define REUSE_NS INT64_C(60000000)
 
 /* -- what is known of the members -- */
 
@@ -380,8 +381,9 @@ struct claim {
 };
 
 /*
- * While enough slabs are there and enough reads are in flight, the next one to come back is better
- * than a new one, which costs its first touch.
+ * Once enough slabs are there the next one to come back is better than a new one, which costs its
+ * first touch: as long as reads are in flight, and a while beyond, which the new one would
+ * cost too.
  */
 static bool prefer_reuse(struct tnd__outlet *outlet)
 {
@@ -390,7 +392,7 @@ static bool prefer_reuse(struct tnd__outlet *outlet)
 	bool busy;
 
 	pthread_mutex_lock(&load->flow->lock);
-	busy = load->flow->in_flight > TND__READS_LOW;
+	busy = load->flow->in_flight || tnd__now_ns() - load->flow->drained_ns < REUSE_NS;
 	pthread_mutex_unlock(&load->flow->lock);
 	if (!busy)
 		return false;

@@ -2,7 +2,7 @@
 /*
  * members.c - what the reader of a union and each of its members work out by themselves, alike
  *
- *   node's budget = reader's budget (what the union plan is made for)
+ *   node's budget = reader's budget (what the union plan is made for) + the ring of its channel
  *                 + for each member: its tables, and staging for slices that it has to gather
  *
  * A member's share follows from the number of its tensors and its largest gathered slice: both
@@ -80,8 +80,7 @@ size_t tnd_plan_members(const struct tnd_plan *plan, const struct tnd_plan_membe
 
 /* -- which slices are gathered -- */
 
-/* The item's kept bytes as one run of the file. Return: false if they are none. */
-static bool one_run(const struct tnd_plan_item *item, uint64_t *ret_begin, uint64_t *ret_end)
+bool tnd__plan_one_run(const struct tnd_plan_item *item, uint64_t *ret_begin, uint64_t *ret_end)
 {
 	uint32_t last = item->part_count - 1;
 	uint64_t begin = item->part_begin[0], end = item->part_begin[last] + item->part_bytes[last];
@@ -116,7 +115,7 @@ bool tnd__plan_gathers(const struct tnd_plan *plan, const struct tnd_plan_item *
 	uint64_t begin, end;
 
 	return item->kept_bytes &&
-	       (!one_run(item, &begin, &end) || !lies_well(plan, item->tensor, begin));
+	       (!tnd__plan_one_run(item, &begin, &end) || !lies_well(plan, item->tensor, begin));
 }
 
 static void count_slice(struct tnd_plan_member *member, uint64_t bytes, bool gathered)
@@ -141,10 +140,10 @@ static bool pieces_gather(const struct tnd_plan *plan, const struct tnd_plan_ite
 {
 	uint64_t begin, at, last;
 
-	if (!one_run(first, &begin, &last))
+	if (!tnd__plan_one_run(first, &begin, &last))
 		return true;
 	for (const struct tnd_plan_item *item = first + 1; item < end; item++)
-		if (!one_run(item, &at, &last) || at != begin + item->piece_offset)
+		if (!tnd__plan_one_run(item, &at, &last) || at != begin + item->piece_offset)
 			return true;
 	return !lies_well(plan, first->tensor, begin);
 }
@@ -191,6 +190,9 @@ static uint64_t reader_bytes(const struct tnd_plan *plan, uint64_t node_bytes)
 	uint64_t above = node_bytes % (count * STEP);
 	uint64_t left = node_bytes - above + TND__MIN(above, count * (STEP - TND__PAGE));
 
+	if (left <= TND__RING_BYTES)
+		return 0;
+	left -= TND__RING_BYTES;
 	for (size_t i = 0; i < count; i++) {
 		struct tnd_plan_member member = plan->members[i];
 		uint64_t aside;
@@ -292,8 +294,8 @@ int tnd__members_kin(struct tnd_plan *plan, const struct tnd__slicer *slicer, ui
 		const struct tnd__rule *rule = &slicer->rules.items[i];
 		const int64_t what[] = {rule->dim, rule->whole};
 
+		/* Which names it is for, the names say. */
 		XXH64_update(state, what, sizeof(what));
-		XXH64_update(state, rule->glob, rule->glob_bytes + 1);
 	}
 	hash_tensors(state, slicer);
 	plan->kin = XXH64_digest(state);

@@ -21,6 +21,7 @@
 #include "plan_internal.h"
 
 #define DEFAULT_SLAB_MAX TND__MIB(256)
+#define DEFAULT_SHARED_MAX TND__MIB(32) /* see unify_capacity() */
 #define SLAB_MIN TND__MIB(1)
 
 struct candidate {
@@ -205,7 +206,8 @@ static void unify_capacity(struct tnd_plan *plan)
 {
 	uint64_t common = plan->totals.slab_capacity_bytes;
 
-	if (!plan->choice.slab_bytes)
+	/* The reader of a union makes shared slabs, which are touched as a whole when they are made. */
+	if (!plan->choice.slab_bytes || plan->choice.of_union)
 		return;
 	for (size_t i = 0; i < plan->slab_count; i++)
 		common = TND__MAX(common, tnd__round_up(plan->slabs[i].bytes, TND__PAGE));
@@ -296,10 +298,12 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 				       " bytes, found %" PRIu64
 				       "; lower the slab size or raise the budget",
 				       less(plan), choice->budget_bytes, choice->slab_bytes);
-	if (!choice->slab_given)
+	if (!choice->slab_given) {
+		uint64_t most = choice->of_union ? DEFAULT_SHARED_MAX : DEFAULT_SLAB_MAX;
+
 		choice->slab_bytes = TND__MAX(
-			tnd__power_below(TND__MIN(DEFAULT_SLAB_MAX, choice->budget_bytes / 4)),
-			SLAB_MIN);
+			tnd__power_below(TND__MIN(most, choice->budget_bytes / 4)), SLAB_MIN);
+	}
 	for (;;) {
 		rc = pack(plan);
 		if (rc < 0)

@@ -23,6 +23,8 @@
 #include "base/base.h"
 
 #define TND__NO_INDEX UINT32_MAX
+/* What the channel of a node's reader takes (load/stream.h), whatever is sent on it. */
+#define TND__RING_BYTES TND__KIB(320)
 
 /* What a tensor is in the model: which rule slices it. */
 enum tnd__role {
@@ -215,6 +217,10 @@ void tnd__plan_sort(const struct tnd_plan *plan, const struct tnd__slicer *slice
 /* Items of all members, and what each of these keeps. Return: 0, -ENOMEM. */
 int tnd__union_items(struct tnd_plan *plan, struct tnd__slicer *slicer);
 
+/* -- cuts.c -- */
+/* Cuts large items of a union that is not packed yet. Return: 0; -ENOMEM. */
+int tnd__union_cut(struct tnd_plan *plan, struct tnd__slicer *slicer);
+
 /* -- members.c -- */
 /* Checks and sorts; NULL: all of the layout. Return: 0, TND_E_LAYOUT, -ENOMEM. */
 int tnd__members_take(struct tnd_plan *plan, const uint32_t *members, size_t member_count,
@@ -225,6 +231,8 @@ int tnd__members_kin(struct tnd_plan *plan, const struct tnd__slicer *slicer, ui
 void tnd__members_set_aside(struct tnd_plan *plan);
 /* Least budget of the node with which the reader's is `bytes`. */
 uint64_t tnd__members_least(const struct tnd_plan *plan, uint64_t bytes);
+/* The item's kept bytes as one run of the file. Return: false if they are none. */
+bool tnd__plan_one_run(const struct tnd_plan_item *item, uint64_t *ret_begin, uint64_t *ret_end);
 /* Counts a whole slice for a member. */
 void tnd__members_count(const struct tnd_plan *plan, const struct tnd_plan_item *item,
 			struct tnd_plan_member *member);
