@@ -19,6 +19,7 @@ import unittest
 from channelmemory import DEAD, LIVE
 from command import DEADLINE, TUNDISH, Command, environment, wait_until
 from fakechannel import FakeChannel
+from fakeload import MEMBER, NO_RANK, READER, FakeLoad
 
 SCENE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support", "fakechannel.py")
 ALONE = ["unshare", "--pid", "--fork", "--mount-proc"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
@@ -34,6 +35,10 @@ tokens                    1  open           8  512 B  100%     8      5    2.5 s
 
 POOL     PID  SLABS  LIVE     BYTES  LEASES
 {0:<7}    1      1     1  2.00 MiB       0
+
+LOAD    PID  FILE                      DONE     TOTAL       CHARGED    BUDGET
+3         1  model-00002-of-00048  2.00 GiB  76.0 GiB  2%  1.00 KiB  67.0 MiB
+reader    1  model-00003-of-00048  5.00 GiB   144 GiB  3%  6.00 GiB  6.00 GiB
 """
 
 
@@ -98,6 +103,35 @@ class Stat(Command):
         document = self.run_json("stat")
         self.assertEqual(set(document), {"schema", "channels", "pools", "loads"})
 
+    def test_json_load(self):
+        loads = [FakeLoad(NO_RANK, "b", [1, 2, 3, 4, 5], role=READER),
+                 FakeLoad(7, "a \u00e9", [1 << 40, 1 << 41, 3, 4, 5], role=MEMBER),
+                 FakeLoad(8, "", [0, 0, 0, 0, 0])]
+        for load in loads:
+            self.addCleanup(load.close)
+        own = {"pid": os.getpid(), "state": "alive"}
+        self.assertEqual([load for load in self.run_json("stat")["loads"] if load["pid"] == os.getpid()], [
+            own | {"rank": 7, "role": "member", "file": "a \u00e9", "done_bytes": 1 << 40, "total_bytes": 1 << 41,
+                   "charged_bytes": 3, "budget_bytes": 4, "storage_bytes": 5},
+            own | {"rank": 8, "role": "alone", "file": "", "done_bytes": 0, "total_bytes": 0,
+                   "charged_bytes": 0, "budget_bytes": 0, "storage_bytes": 0},
+            own | {"rank": None, "role": "reader", "file": "b", "done_bytes": 1, "total_bytes": 2,
+                   "charged_bytes": 3, "budget_bytes": 4, "storage_bytes": 5}])
+
+    def test_hostile_load(self):
+        """What says it is somebody else's is not shown; the rest stays within its columns."""
+        most = (1 << 64) - 1
+        loads = [FakeLoad(NO_RANK - 1, "\u202e\U0001f600" * 30, [most] * 5), FakeLoad(3, "not mine", [1] * 5, pid=1),
+                 FakeLoad(0, "n" * 300, [1 << 62, most, 1048063, 1023 << 50, 0])]
+        for load in loads:
+            self.addCleanup(load.close)
+        out, _ = self.run_tundish("stat")
+        self.assert_narrow(out)
+        self.assertNotIn("\u202e", out)
+        self.assertNotIn("not mine", out)
+        self.assertRegex(out, r"(?m)^-  +\d+ .* 16.0 EiB  16.0 EiB  100%  16.0 EiB  16.0 EiB$")
+        self.assertRegex(out, r"(?m)^0  +\d+ .* 4.00 EiB  16.0 EiB +25%  1.00 MiB  1.00 EiB$")
+
     def test_hostile_widths(self):
         fake = FakeChannel("\u202e\U0001f600" * 9, [64] * 8, [(0xffffffff, LIVE, 0xffffffff, 0)], waits=1 << 63,
                            blocked_ns=(1 << 64) - 1)
@@ -109,7 +143,8 @@ class Stat(Command):
 
     def test_prometheus(self):
         fakes = [FakeChannel('cli "quoted" \\n', [64], [(0, LIVE, 0, 0), (1, LIVE, 0, 1)]) for _ in range(2)]
-        for fake in fakes:
+        loads = [FakeLoad(7, "x", [1, 2, 3, 4, 5]) for _ in range(2)] + [FakeLoad(NO_RANK, "x", [6, 7, 8, 9, 10], role=READER)]
+        for fake in fakes + loads:
             self.addCleanup(fake.close)
         out, _ = self.run_tundish("stat", "--prometheus")
         sample = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} [0-9.e+-]+\Z')
@@ -126,11 +161,17 @@ class Stat(Command):
                 self.assertNotIn(match.groups(), seen)
                 seen.add(match.groups())
         for name, kind in typed.items():
-            self.assertRegex(name, r"\Atundish_(channel|pool)_")
+            self.assertRegex(name, r"\Atundish_(channel|pool|load)_")
             self.assertEqual(kind == "counter", name.endswith("_total"), name)
         label = f'name="cli \\"quoted\\" \\\\n",pid="{os.getpid()}"'
         self.assertIn(("tundish_channel_used_bytes", label), seen)
         self.assertIn(("tundish_channel_used_bytes", label + ',n="2"'), seen)
+        for name, value, reader in (("done", 1, 6), ("total", 2, 7), ("charged", 3, 8), ("budget", 4, 9), ("storage", 5, 10)):
+            label = f'pid="{os.getpid()}",role="alone",rank="7"'
+            self.assertIn(f"\ntundish_load_{name}_bytes{{{label}}} {value}\n", out)
+            self.assertIn(f'\ntundish_load_{name}_bytes{{{label},n="2"}} {value}\n', out)
+            self.assertIn(f'\ntundish_load_{name}_bytes{{pid="{os.getpid()}",role="reader"}} {reader}\n', out)
+        label = f'name="cli \\"quoted\\" \\\\n",pid="{os.getpid()}"'
         self.assertIn(("tundish_channel_reader_state", label + ',rank="1",state="alive"'), seen)
 
     def on_terminal(self, *arguments, **changes):

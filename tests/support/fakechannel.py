@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two memfds of a channel, made by hand (docs/format/channel.md), so that every figure that stat shows of it is known.
 
-    python3 fakechannel.py COMMAND ...   holds two channels and a slab while COMMAND runs, whose status it returns
+    python3 fakechannel.py COMMAND ...   holds two channels, a slab and two loads while COMMAND runs, whose status it returns
 """
 import os
 import subprocess
 import sys
 
 import channelmemory as memory
+import fakeload
 from channelmemory import EVICTED, LIVE, RESERVED
 
 ARENA_BYTES, SLOTS, PLACES = 65536, 8, 4
@@ -56,12 +57,15 @@ def main():
     own = os.getpid()
     scene = [FakeChannel("tokens", [64] * 8, [(0, LIVE, own, 8), (1, LIVE, own, 0), (2, RESERVED, 0, 7), (9, EVICTED, 0, 0)],
                          waits=5, blocked_ns=2500000000),
-             FakeChannel("a name that is a good deal too long for its column, and is cut", [1024], closed=1)]
+             FakeChannel("a name that is a good deal too long for its column, and is cut", [1024], closed=1),
+             fakeload.FakeLoad(fakeload.NO_RANK, "model-00003-of-00048.safetensors", [5 << 30, 144 << 30, 6 << 30, 6 << 30, 7 << 30],
+                               role=fakeload.READER),
+             fakeload.FakeLoad(3, "model-00002-of-00048.safetensors", [2 << 30, 76 << 30, 1023, 67 << 20, 0], role=fakeload.MEMBER)]
     slab = os.memfd_create("tundish.slab", os.MFD_CLOEXEC)
     os.truncate(slab, 2 << 20)
     status = subprocess.run(sys.argv[1:], check=False).returncode
-    for channel in scene:
-        channel.close()
+    for one in scene:
+        one.close()
     os.close(slab)
     return status
 
