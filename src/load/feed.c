@@ -317,6 +317,19 @@ static struct tnd__buffer *buffer_create(struct tnd_load *load, size_t index, st
 	return buffer;
 }
 
+int tnd__own_ahead(struct tnd_load *load, size_t index)
+{
+	struct tnd__own *own = &load->owns[index];
+	uint64_t bytes = load->items[index].slice_bytes;
+	int rc = tnd__own_make(bytes, &own->memory, &own->map_bytes);
+
+	if (rc < 0)
+		return rc;
+	tnd_load_consumer_bytes(load, (int64_t)bytes);
+	tnd__toucher_add(load->toucher, own->memory, bytes);
+	return 0;
+}
+
 /*
  * Own delivery into memory that we make: already while the slab is read, so that it is touched by
  * the time it is copied into. What this reads ahead is the consumer's memory, as much of it as
@@ -332,12 +345,9 @@ static int make_owns(struct tnd_load *load, size_t slab)
 
 		if (item->slab != slab || item->piece_offset)
 			continue;
-		rc = tnd__own_make(item->slice_bytes, &load->owns[i].memory,
-				   &load->owns[i].map_bytes);
+		rc = tnd__own_ahead(load, i);
 		if (rc < 0)
 			return rc;
-		tnd_load_consumer_bytes(load, (int64_t)item->slice_bytes);
-		tnd__toucher_add(load->toucher, load->owns[i].memory, item->slice_bytes);
 	}
 	return 0;
 }

@@ -244,6 +244,8 @@ void tnd__flow_wait(struct tnd__flow *flow, pthread_cond_t *cond, int64_t ns);
 
 /* feed.c */
 void *tnd__feed(void *load);
+/* Makes the memory that item `index` will be delivered in, and has it touched. Return: 0, -ENOMEM. */
+int tnd__own_ahead(struct tnd_load *load, size_t index);
 void tnd__feed_close_sources(struct tnd_load *load, bool all);
 /* First error wins; stops the load. `where` nullable. Lock not held. */
 void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,

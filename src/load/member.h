@@ -49,6 +49,8 @@ struct tnd__member {
 	size_t item;            /* the next one, */
 	uint64_t position;      /* and how many of its kept bytes were handed out */
 	uint64_t staging_piece; /* most bytes gathered at once */
+	size_t ahead;           /* own delivery: memory is made for all items before it */
+	uint64_t ahead_bytes;   /* of these, of those that are not delivered */
 	struct tnd_slab *stage; /* what of the item has come so far, if it is gathered */
 	uint64_t slabs_each;    /* slabs that a member may keep without holding all others up */
 	int64_t idle_since;     /* since when nothing has come */

@@ -79,7 +79,7 @@ static int make_tables(struct tnd_load *load)
 	    tnd__failpoint("load.alloc"))
 		return -ENOMEM;
 	load->opts.share = load->share;
-	if (reads(load) && (load->opts.flags & TND_LOAD_F_OWN) && !load->opts.place) {
+	if ((load->opts.flags & TND_LOAD_F_OWN) && !load->opts.place) {
 		load->owns = calloc(load->item_count + 1, sizeof(*load->owns));
 		if (!load->owns)
 			return -ENOMEM;
@@ -238,17 +238,16 @@ static int start(struct tnd_load *load, const char *address, struct tnd_error *r
 	if ((rc = take_budget(load, reterr)) < 0 || (rc = make_pool(load, reterr)) < 0)
 		return rc;
 	tnd__publish_open(load);
-	if (!reads(load))
-		return 0;
-	rc = make_storage(load, reterr);
-	if (rc == 0 && load->outlet)
-		rc = tnd__outlet_open(load->outlet, load, address, reterr);
-	if (rc < 0)
+	if (reads(load) && (rc = make_storage(load, reterr)) < 0)
 		return rc;
-	load->toucher = tnd__toucher_create(load->storage);
-	if (!load->toucher)
-		return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
-	return start_feeder(load, reterr);
+	if (load->outlet && (rc = tnd__outlet_open(load->outlet, load, address, reterr)) < 0)
+		return rc;
+	if (!load->outlet && (reads(load) || load->owns)) {
+		load->toucher = tnd__toucher_create(load->storage);
+		if (!load->toucher)
+			return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
+	}
+	return reads(load) ? start_feeder(load, reterr) : 0;
 }
 
 void tnd__load_refund(struct tnd_load *load)

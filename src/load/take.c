@@ -17,6 +17,8 @@
 #include "base/copy.h"
 #include "member.h"
 
+#define AHEAD_BYTES TND__MIB(64)
+
 /* Of an arrival, the entry that file byte `offset` lies in; NULL: none. */
 static const struct tnd__stream_entry *entry_at(const struct tnd__arrival *arrival, uint64_t offset)
 {
@@ -102,6 +104,30 @@ static void fill_piece(const struct tnd_load *load, const struct tnd_plan_item *
 		piece->end = TND__MIN(piece->end, piece->begin + member->staging_piece);
 }
 
+/*
+ * Own delivery: memory for the next items is made, and touched by threads of its own, while their
+ * bytes are still being read.
+ */
+static int make_ahead(struct tnd_load *load, size_t index)
+{
+	struct tnd__member *member = load->member;
+	int rc = 0;
+
+	/* The one before was delivered; pieces share the first's memory. */
+	if (member->item != index && !load->items[member->item].piece_offset)
+		member->ahead_bytes -= load->items[member->item].slice_bytes;
+	while (rc == 0 && member->ahead < load->item_count && member->ahead_bytes < AHEAD_BYTES) {
+		const struct tnd_plan_item *item = &load->items[member->ahead];
+
+		if (item->slice_bytes && !item->piece_offset) {
+			rc = tnd__own_ahead(load, member->ahead);
+			member->ahead_bytes += item->slice_bytes;
+		}
+		member->ahead++;
+	}
+	return rc;
+}
+
 int tnd__member_piece(struct tnd_load *load, size_t index, struct tnd__piece *ret_piece,
 		      struct tnd_error *reterr)
 {
@@ -111,6 +137,10 @@ int tnd__member_piece(struct tnd_load *load, size_t index, struct tnd__piece *re
 	struct tnd__arrival *arrival;
 	int rc;
 
+	if (load->owns && make_ahead(load, index) < 0) {
+		tnd__load_fail(load, -ENOMEM, NULL, "out of memory for a tensor");
+		return tnd__load_error(load, reterr);
+	}
 	if (member->item != index) {
 		member->item = index;
 		member->position = 0;

@@ -145,7 +145,7 @@ void tnd__storage_submit(struct tnd__storage *storage, struct tnd__read *read);
 
 /*
  * Called by a thread that works beside the storage: takes `name` (at most 15 bytes) and the
- * processors of the storage's threads, whatever its creator is pinned to.
+ * processors of the storage's threads (NULL: all of the cpuset), whatever its creator is pinned to.
  */
 void tnd__thread_settle(const struct tnd__storage *storage, const char *name);
 
