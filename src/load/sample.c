@@ -32,9 +32,24 @@ static void sample_cache(struct tnd_load *load, bool all)
 		load->cache_peak = (uint64_t)growth;
 }
 
+/*
+ * What of this process's memory counts. The slabs of a shared load are mapped by several, and in one
+ * of them twice: they count once, with their reader, whatever is mapped.
+ */
+static uint64_t resident(const struct tnd_load *load)
+{
+	struct tnd_slab_stats pool = {.struct_bytes = sizeof(pool)};
+
+	if (!load->outlet && !load->opts.share)
+		return tnd__private_bytes();
+	if (load->outlet && load->pool)
+		tnd_slab_pool_stats(load->pool, &pool);
+	return tnd__anon_bytes() + pool.mapped_bytes;
+}
+
 void tnd__sample_start(struct tnd_load *load)
 {
-	load->private_before = tnd__private_bytes();
+	load->private_before = resident(load);
 	load->cache_known = true;
 	/* A member brings nothing into the page cache. */
 	if (load->opts.share)
@@ -72,7 +87,7 @@ void tnd__sample(struct tnd_load *load, bool force)
 	if (!due(&load->sampled_ns, now, TND__SAMPLE_NS, force))
 		return;
 	cache = due(&load->cache_sampled_ns, now, TND__CACHE_SAMPLE_NS, force);
-	growth = (int64_t)tnd__private_bytes() - (int64_t)load->private_before -
+	growth = (int64_t)resident(load) - (int64_t)load->private_before -
 		 atomic_load_explicit(&load->flow->consumer_bytes, memory_order_relaxed);
 	pthread_mutex_lock(&load->flow->lock);
 	if (growth > 0 && (uint64_t)growth > load->resident_peak)

@@ -67,6 +67,16 @@ uint64_t tnd__private_bytes(void)
 	return memory.rss_private_bytes == TND_HOST_UNKNOWN ? 0 : memory.rss_private_bytes;
 }
 
+uint64_t tnd__anon_bytes(void)
+{
+	char text[8192];
+	uint64_t bytes = TND_HOST_UNKNOWN;
+
+	if (tnd__read_small("/proc/self/status", text, sizeof(text)) >= 0)
+		bytes = status_bytes(text, "RssAnon:");
+	return bytes == TND_HOST_UNKNOWN ? 0 : bytes;
+}
+
 int tnd_budget_default(uint32_t rank_count, uint64_t *ret_bytes)
 {
 	struct tnd_host_memory memory = {.struct_bytes = sizeof(memory)};

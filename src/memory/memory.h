@@ -152,6 +152,8 @@ int tnd__host_memory_at(const char *root, struct tnd_host_memory *ret_memory);
 
 /* RssAnon + RssShmem of this process; 0 where /proc does not say. */
 uint64_t tnd__private_bytes(void);
+/* RssAnon alone. */
+uint64_t tnd__anon_bytes(void);
 
 /* What a phase of a load leaves behind, one JSON line. */
 struct tnd__memlog {
