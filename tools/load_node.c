@@ -183,6 +183,11 @@ static void on_line(struct load_node *node, struct load_rank *rank, const char *
 	json_t *message = json_loadb(line, bytes, JSON_ALLOW_NUL, NULL);
 	const char *kind = json_string_value(json_object_get(message, "t"));
 
+	/* What is not understood may have been what another rank waits for. */
+	if (!message) {
+		load_fail(node, -ENOMEM, (int)rank->rank, NULL);
+		cancel(node);
+	}
 	if (kind && strcmp(kind, "progress") == 0) {
 		on_progress(node, rank, message);
 	} else if (kind && strcmp(kind, "end") == 0) {

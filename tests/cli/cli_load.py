@@ -157,3 +157,58 @@ class LoadResults(Command):
     def test_nothing_to_load(self):
         found = self.run_json("load", self.moe, "--names", "nothing", "--keep")
         self.assertEqual((found["ok"], found["ranks"][0]["tensors"]), (True, 0))
+
+    SHARE_KEYS = {"host_rank", "pid", "ok", "seconds", "members", "lost", "union_bytes", "storage_bytes", "metadata_bytes", "slabs",
+                  "slab_bytes", "allocations", "huge_bytes", "budget_bytes", "set_aside_bytes", "peak_charged_bytes",
+                  "resident_growth_bytes", "page_cache_growth_bytes", "io_threads", "guests_let_go", "files", "waits",
+                  "stage_seconds", "cpus", "numa"}
+
+    def test_shared_json(self):
+        found = self.run_json("load", self.moe, "--tp", "2", "--shared", "--budget", "64M")
+        self.check_document(found, [0, 1])
+        share, ranks = found["share"], found["ranks"]
+        self.assertLessEqual(self.SHARE_KEYS, set(share))
+        self.assertEqual((share["host_rank"], share["members"], share["lost"]), (0, [0, 1], []))
+        self.assertEqual(share["pid"], ranks[0]["pid"])
+        self.assertEqual(found["budget_bytes"], 64 << 20)
+        self.assertEqual(found["node"]["union_bytes"], share["union_bytes"])
+        self.assertEqual(found["node"]["storage_bytes"], share["storage_bytes"])
+        self.assertEqual([rank["storage_bytes"] for rank in ranks], [share["storage_bytes"], 0])
+        self.assertEqual(found["node"]["peak_charged_bytes"],
+                         share["peak_charged_bytes"] + sum(rank["peak_charged_bytes"] for rank in ranks))
+        alone = self.run_json("load", self.moe, "--tp", "2", "--no-shared", "--budget", "64M")
+        self.assertEqual((alone["share"], alone["node"]["union_bytes"]), (None, None))
+        for one, other in zip(ranks, alone["ranks"]):
+            self.assertEqual((one["tensors"], one["kept_bytes"]), (other["tensors"], other["kept_bytes"]))
+
+    def test_shared_text(self):
+        out, err = self.run_tundish("load", self.moe, "--tp", "2", "--shared")
+        self.assertEqual(err, "")
+        self.assert_narrow(out)
+        self.assertRegex(out, r"\ARANK  TENSORS .* WAITED .*\n +0 +57 .* ok\n +1 +57 .* ok\n\nloaded ")
+        self.assertRegex(out, r"(?m)^storage  rank 0 read .* for all; together they need ")
+        self.assertRegex(out, r"(?m)^pace     (no rank|rank \d) held the others up")
+
+    def test_shared_refused_before_any_process(self):
+        found = self.run_json("load", self.moe, "--tp", "2", "--shared", "--budget", "100K", status=4)
+        self.assertEqual((found["error"]["code"], found["ranks"], found["share"]), ("TND_E_BUDGET", [], None))
+        found = self.run_json("load", self.moe, "--tp", "64", "--slice", "none", "--shared", "--budget", "4G", status=2)
+        self.assertEqual((found["error"]["code"], found["ranks"]), ("TND_E_LAYOUT", []))
+        found = self.run_json("load", self.moe, "--rank", "0", "--group", "melt", status=3)
+        self.assertEqual(found["error"]["code"], "TND_E_ADDRESS")
+
+    def test_shared_progress_and_trace(self):
+        lines, end = os.pipe()
+        self.run_tundish("load", self.moe, "--tp", "2", "--shared", "--trace", self.path("trace"), "--progress-fd", str(end),
+                         pass_fds=[end])
+        os.close(end)
+        with os.fdopen(lines) as file:
+            steps = [json.loads(line) for line in file]
+        for rank in (0, 1):
+            last = [step for step in steps if step["rank"] == rank][-1]
+            self.assertEqual(last["done_bytes"], last["total_bytes"])
+        with open(self.path("trace")) as file:
+            events = json.load(file)["traceEvents"]
+        for rank in (0, 1):
+            names = {event["name"] for event in events if event["ph"] == "X" and event["pid"] == rank}
+            self.assertEqual(len(names), 57)

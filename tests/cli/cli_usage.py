@@ -101,6 +101,19 @@ class Usage(Command):
         self.refused("plan", self.moe, "--tp=4", "--ep=3", says="--ep: expected a divisor")
         self.refused("load", self.moe, "--tp=1024", "--dp=2", says="at most 1024 ranks")
 
+    def test_shared(self):
+        for words, says in ((["--group=unix:@x"], "--group: expected with --rank"),
+                            (["--tp=2", "--rank=0", "--shared"], "--shared: expected --group"),
+                            (["--tp=2", "--rank=0", "--group=unix:@x", "--no-shared"], "--group: expected without"),
+                            (["--guest"], "--guest: expected with --group"),
+                            (["--members=0"], "--members: expected with --shared"),
+                            (["--evict=1"], "--evict: expected with --shared"),
+                            (["--evict=-1", "--shared"], "--evict"),
+                            (["--tp=4", "--rank=1", "--group=unix:@x", "--members=0,2-3"], "--rank: expected one of")):
+            self.refused("load", self.moe, *words, says=says)
+        for text in ("", ",", "0,", "0-", "-1", "1,0", "0,0", "2-1", "4", "0-4", "0x1", "0 1", "99999"):
+            self.refused("load", self.moe, "--tp=4", "--shared", f"--members={text}", says="--members: expected ranks below 4")
+
     def test_progress_fd(self):
         self.refused("load", self.moe, "--progress-fd=77", says="open for writing")
         with open("/dev/null") as reading:

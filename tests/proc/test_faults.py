@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An error path that was never walked crashes, hangs, leaks a process, or delivers wrong bytes and says ok.
 
-`tundish load` of a tiny checkpoint on two ranks, with the N-th call of each kind failing, for one call alone and for it and all later ones; N
-goes up by a stride until nothing is hit any more. Each run must end in time with a status of the table, with the right checksums if it
-says ok, and leave no process and no file behind. TND_FAULT_STRIDE=1 walks them all.
+`tundish load` of a tiny checkpoint on two ranks, each reading for itself or one for both in turn, with the N-th call of each kind
+failing, for one call alone and for it and all later ones; N goes up by a stride until nothing is hit any more. Each run must end in
+time with a status of the table, with the right checksums if it says ok, and leave no process and no file behind. TND_FAULT_STRIDE=1
+walks them all.
 """
 import contextlib
 import os
@@ -46,8 +47,10 @@ class Faults(harness.ProcTest):
             os.remove(path)
         engine = ("auto", "threads")[number % 2]
         packing = ("file", "name")[number // 2 % 2]
+        # Ranks that cannot find each other would wait for two minutes.
+        shared = (["--no-shared"], ["--shared", "--deadline", 10])[number // 4 % 2]
         result = harness.run(["load", self.folder, "--tp", 2, "--budget", 16 * MIB, "--checksum", path, "--engine", engine,
-                              "--packing", packing], seconds=20,
+                              "--packing", packing, *shared], seconds=20,
                              env={"LD_PRELOAD": SHIM if spec else "", "TND_SHIM": spec, "TMPDIR": self.temp})
         text = ""
         with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
