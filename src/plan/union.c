@@ -114,7 +114,7 @@ static size_t first_parts(const struct gathering *all)
 	return count;
 }
 
-/* Makes one rectangle of those with the same parts and adjoining rows. Return: false if it is not. */
+/* One rectangle of those with the same parts and adjoining rows. Return: false if it is none. */
 static bool stack_rows(struct gathering *all)
 {
 	size_t parts = first_parts(all);

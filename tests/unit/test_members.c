@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_members.c - who a node's reader is for, what they set aside, and whether they ask for the same
+ * test_members.c - who a node's reader is for, what they set aside, whether they ask for the same
  *
- * What could break: more is set aside and read into than the budget allows; a budget is refused where a smaller one is accepted, or the
- * one that a refusal names is not enough, or not the least; a rank with other inputs has the same kin, or one with the same another; a
- * member that does not exist is taken. Figures that follow from the interface's rules are written out here.
+ * What could break: more is set aside and read into than the budget allows; a budget is refused
+ * where a smaller one is accepted, or the one that a refusal names is not enough, or not the least;
+ * a rank with other inputs has the same kin, or one with the same another; a member that does not
+ * exist is taken. Figures that follow from the interface's rules are written out here.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -150,6 +151,66 @@ static void least(void **state)
 	}
 }
 
+/* Where the members' parts grow by a page each, the reader's does not shrink. */
+static void budget_grows(void **state)
+{
+	static const char *const names[] = {"m.o_proj.*"};
+	struct tnd_layout layout = planning_layout(4, 1, 1, 0);
+	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, TND_SLICE_ALL, TND_PACKING_FILE);
+	uint64_t last = 0;
+
+	(void)state;
+	opts.flags = TND_PLAN_F_NAMES;
+	opts.names = names;
+	opts.name_count = 1;
+	for (uint64_t bytes = (4 << 20) - 20000; bytes < (4 << 20) + 20000; bytes++) {
+		const struct tnd_plan_member *members;
+		struct tnd_plan *plan;
+		uint64_t all;
+
+		opts.budget_bytes = bytes;
+		plan = make_union(&layout, NULL, 0, &opts);
+		all = planning_totals(plan).budget_bytes + TND__RING_BYTES;
+		assert_true(all >= last);
+		last = all;
+		tnd_plan_members(plan, &members);
+		assert_int_equal(members[0].staging_bytes, bytes < 4 << 20 ? 126976 : 131072);
+		for (int i = 0; i < 4; i++)
+			all += members[i].metadata_bytes + members[i].staging_bytes;
+		/* At most a page for each member is nobody's. */
+		assert_true(all <= bytes && bytes - all <= 4 * 4096);
+		tnd_plan_close(plan);
+	}
+}
+
+static uint64_t staging(const struct tnd_plan *plan, uint64_t gather_bytes, uint64_t node_bytes)
+{
+	struct tnd_plan_member member = {.tensors = 1, .gather_bytes = gather_bytes};
+
+	tnd__plan_set_aside(plan, 4, node_bytes, &member);
+	return member.staging_bytes;
+}
+
+static void staging_by_rule(void **state)
+{
+	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, TND_SLICE_NONE, TND_PACKING_FILE);
+	struct tnd_plan *plan = planning_make(checkpoint, NULL, &opts), *cut;
+
+	(void)state;
+	opts.oversize = TND_OVERSIZE_PIECES;
+	cut = planning_make(checkpoint, NULL, &opts);
+	assert_int_equal(staging(plan, 0, 1 << 30), 0);
+	assert_int_equal(staging(plan, 1, 1 << 30), 16 << 20);
+	assert_int_equal(staging(plan, 9000001, 1 << 30), 18 << 20);
+	/* An eighth of 8 MiB by four; but one slice must have room, or a piece of it. */
+	assert_int_equal(staging(plan, 1, 8 << 20), 256 << 10);
+	assert_int_equal(staging(plan, 5000000, 8 << 20), 5001216);
+	assert_int_equal(staging(cut, 5000000, 8 << 20), 1 << 20);
+	assert_int_equal(staging(cut, 500000, 8 << 20), 503808);
+	tnd_plan_close(plan);
+	tnd_plan_close(cut);
+}
+
 /* Small tensors, four members, 8 MiB: staging takes its part and no more. */
 static void small_budget(void **state)
 {
@@ -267,7 +328,7 @@ static void kin_is_kept(void **state)
 static void kin_differs(void **state)
 {
 	static const char *const names[] = {"m.*"}, *const skip[] = {"n.three"};
-	uint64_t kins[20];
+	uint64_t kins[22];
 	size_t count = 0;
 
 	(void)state;
@@ -336,6 +397,12 @@ static void kin_differs(void **state)
 		case 19:
 			opts.draft_prefix = "n.";
 			break;
+		case 20:
+			opts.rules = "m.o_proj.weight 0";
+			break;
+		case 21:
+			opts.rules = "m.o_proj.weight 1";
+			break;
 		}
 		kins[count++] = kin_of(&layout, &opts);
 		for (size_t i = 0; i + 1 < count; i++)
@@ -381,6 +448,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(least),
 		cmocka_unit_test(small_budget),
+		cmocka_unit_test(budget_grows),
+		cmocka_unit_test(staging_by_rule),
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(kin_is_kept),
 		cmocka_unit_test(kin_differs),
