@@ -226,16 +226,14 @@ static void add_load_file(struct tool_table *table, const struct tnd_stat_load *
 	static const char ending[] = ".safetensors";
 	const char *name = load->file[0] ? load->file : "-";
 	size_t bytes = strlen(name), cut = sizeof(ending) - 1;
-	char cell[TND_STAT_FILE_MAX + 16];
 
+	if (load->state != TND_READER_ALIVE) {
+		tool_table_add(table, "(%s)", stat_state_name(load->state));
+		return;
+	}
 	if (bytes > cut && strcmp(name + bytes - cut, ending) == 0)
 		bytes -= cut;
-	if (load->state == TND_READER_ALIVE)
-		snprintf(cell, sizeof(cell), "%.*s", (int)bytes, name);
-	else
-		snprintf(cell, sizeof(cell), "(%s) %.*s", stat_state_name(load->state), (int)bytes,
-			 name);
-	tool_table_add_name(table, cell, strlen(cell));
+	tool_table_add_name(table, name, bytes);
 }
 
 static void add_load(struct tool_table *table, const struct tnd_stat_load *load)
