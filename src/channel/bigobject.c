@@ -284,9 +284,6 @@ void tnd__slabs_given_up(struct tnd_channel *channel, uint32_t place)
 	 */
 	published = atomic_load_explicit(&channel->shared.header->published, memory_order_seq_cst);
 	cursor = atomic_load_explicit(&control->places[place].cursor, memory_order_seq_cst);
-	/* Nonsense: all of them, then. */
-	if (published - cursor > channel->shared.max_objects)
-		cursor = published - channel->shared.max_objects;
 	for (uint32_t i = 0; i < TND__SLABS_MAX; i++) {
 		const struct tnd__host_slab *slab = tnd__host_slab(channel, i);
 		uint64_t number;
@@ -296,6 +293,7 @@ void tnd__slabs_given_up(struct tnd_channel *channel, uint32_t place)
 		    atomic_load_explicit(&slab->state, memory_order_acquire) != TND__SLAB_SENT)
 			continue;
 		number = atomic_load_explicit(&slab->number, memory_order_relaxed);
+		/* With a cursor that is nonsense (beyond `published`): all of them. */
 		if (number - cursor < published - cursor ||
 		    atomic_load_explicit(&control->leases[place][i], memory_order_seq_cst))
 			spoilt |= UINT64_C(1) << i;
