@@ -20,7 +20,7 @@ static const struct {
 	{"plan", "tundish plan", cmd_plan, "what each rank reads and keeps, and whether it fits"},
 	{"load", "tundish load", cmd_load, "load as the ranks would, inside a memory budget"},
 	{"doctor", "tundish doctor", cmd_doctor, "what this machine allows, and what to change"},
-	{"stat", "tundish stat", cmd_stat, "channels and pools: what is in them, who is late"},
+	{"stat", "tundish stat", cmd_stat, "channels, pools and loads: who is late, how far"},
 	{"bench", "tundish bench", cmd_bench, "send objects through a channel, and measure"},
 #if TND_HAVE_BRIDGE
 	{"bridge", "tundish bridge", cmd_bridge, "a channel's objects on another machine"},

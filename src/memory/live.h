@@ -2,10 +2,10 @@
 /*
  * live.h - counters of a load that are looked at from outside, as those of a channel are
  *
- * A memfd named "tundish.load" of one page with this layout, written by its owner with relaxed
- * stores (figures of the same moment are not promised), read through /proc/PID/fd. It goes with its
- * owner, however that ends. A child that was forked off has the descriptor too: the page is about
- * the process whose pid it says.
+ * A memfd named "tundish.load" of one page with this layout (docs/format/load.md), written by its
+ * owner with relaxed stores (figures of the same moment are not promised), read through
+ * /proc/PID/fd. It goes with its owner, however that ends. A child that was forked off has the
+ * descriptor too: the page is about the process whose pid it says.
  *
  * Atomics; the other side (channel/stat_load.c) reads the file by system calls, in the order that
  * pairs with these:

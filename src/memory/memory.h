@@ -9,6 +9,7 @@
  *   host.c, meminfo.c, limits.c    what the machine has, what it allows
  *   headroom.c           the same, looked at before each 2 MiB of a memfd
  *   memfd.c              memory with a descriptor
+ *   live.c               counters of a load that are seen from outside
  *   memlog.c             the record of a phase
  *
  * Locks, in the order in which they may be taken: the budget's list of reclaimers, a pool, a
