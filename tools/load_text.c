@@ -200,14 +200,12 @@ static bool cache_growth(json_t *report, uint64_t *sum)
 	return json_is_integer(growth) && json_integer_value(growth) >= 0;
 }
 
-/*
- * Slabs of a share are resident once for each mapping, in every process that sees them: a sum over
- * processes would say nothing.
- */
+/* The share's resident memory is its process's, in which the consumer's cannot be told apart. */
 static void print_growth(const struct load_node *node)
 {
+	uint64_t cache = 0, resident = load_sum(node, "resident_growth_bytes") +
+				       load_share_u64(node, "resident_growth_bytes");
 	char text[TND_SIZE_TEXT_MAX];
-	uint64_t cache = 0;
 	bool known = true;
 
 	if (node->share)
@@ -215,9 +213,8 @@ static void print_growth(const struct load_node *node)
 	for (size_t i = 0; i < node->count && !node->address; i++)
 		known = cache_growth(node->ranks[i].report, &cache) && known;
 	printf("         ");
-	if (!node->address)
-		printf("%s resident and ",
-		       tnd_size_format(load_sum(node, "resident_growth_bytes"), text));
+	if (!node->share || !node->command->keep)
+		printf("%s resident and ", tnd_size_format(resident, text));
 	if (known)
 		printf("%s of page cache more than before\n", tnd_size_format(cache, text));
 	else
