@@ -18,6 +18,12 @@
 #include "channel/bulk.h"
 #include "outlet.h"
 
+/* To blame for what fails here; a node's reader has none. */
+static int32_t own_rank(const struct tnd_load *load)
+{
+	return load->outlet ? -1 : (int32_t)load->rank;
+}
+
 void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
 {
 	struct tnd__flow *flow = load->flow;
@@ -28,8 +34,6 @@ void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
 	if (first) {
 		load->failed = true;
 		load->error = *error;
-		if (load->error.rank < 0 && !load->outlet)
-			load->error.rank = (int32_t)load->rank;
 	}
 	pthread_cond_broadcast(&flow->consumer);
 	pthread_mutex_unlock(&flow->lock);
@@ -68,6 +72,7 @@ void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *wh
 	vsnprintf(sentence, sizeof(sentence), format, args);
 	va_end(args);
 	tnd__fail(&error, code, where, "%s", sentence);
+	error.rank = own_rank(load);
 	tnd__load_fail_detail(load, &error);
 }
 
@@ -160,6 +165,7 @@ static int open_source(struct tnd_load *load, size_t slab)
 	rc = tnd__source_open(load->storage, known->fd, known->name, known->bytes, &file->source,
 			      &error);
 	if (rc < 0) {
+		error.rank = own_rank(load);
 		tnd__load_fail_detail(load, &error);
 		return rc;
 	}

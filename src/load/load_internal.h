@@ -253,7 +253,7 @@ void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *wh
 /* The same, with a rank to blame. */
 void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
-/* A rank that the error does not name is the load's own; a reader has none. */
+/* The same; what it says is left as it is. */
 void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error);
 /* The first error, if any, copied out. Return: its code, or 0. */
 int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);

@@ -359,6 +359,12 @@ static int take_hello(struct tnd_load *load, const struct tnd_object *object,
 {
 	struct tnd__member *member = load->member;
 
+	/* What came before it attached is not there any more. */
+	if (object->number)
+		return tnd__fail_plain(reterr, TND_E_PLACE,
+				       "%s: expected to join before reading went on without rank "
+				       "%u, found that it has; load as a guest, or start all over",
+				       load->opts.share, load->rank);
 	if (!well_formed(object, sizeof(member->hello), 0) ||
 	    ((const struct tnd__stream_head *)object->data)->kind != TND__STREAM_HELLO)
 		return tnd__fail_plain(reterr, TND_E_CORRUPT,
