@@ -159,6 +159,25 @@ static int check_stall(struct tnd__outlet *outlet, const struct tnd__bulk_figure
 	return TND_E_DEADLINE;
 }
 
+/* At the deadline with nothing left to read: who is not through. Return: as tnd__outlet_check(). */
+static int check_deadline(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures)
+{
+	struct tnd_load *load = outlet->load;
+	bool late = figures->late_count != 0;
+	const uint32_t *who = late ? figures->late : figures->missing;
+	size_t count = late ? figures->late_count : figures->missing_count;
+	char ranks[256];
+
+	if (count && load->opts.deadline_ns && tnd__now_ns() > load->opts.deadline_ns &&
+	    !reading(load))
+		tnd__load_fail_rank(load, TND_E_DEADLINE, (int32_t)who[0],
+				    "the deadline passed while rank %s %s; see what holds it up, "
+				    "or allow more time",
+				    list_ranks(who, count, ranks, sizeof(ranks)),
+				    late ? "kept what was read for it" : "had not come");
+	return tnd__outlet_check(outlet);
+}
+
 static void blame(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures, int64_t ns)
 {
 	struct tnd_load *load = outlet->load;
@@ -187,12 +206,13 @@ static int look_around(struct tnd__outlet *outlet, struct waiting *waiting)
 	struct tnd_load *load = outlet->load;
 	struct tnd__bulk_figures figures;
 	int64_t now = tnd__now_ns(), slice = now - waiting->slice;
-	int rc = tnd__outlet_check(outlet);
+	int rc;
 
 	waiting->slice = now;
+	tnd__bulk_figures(outlet->channel, &figures);
+	rc = check_deadline(outlet, &figures);
 	if (rc < 0)
 		return rc;
-	tnd__bulk_figures(outlet->channel, &figures);
 	if (figures.missing_count && outlet->meet_ns >= 0 &&
 	    now - load->opened_ns > outlet->meet_ns)
 		rc = give_up_missing(outlet, &figures);

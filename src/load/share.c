@@ -209,9 +209,12 @@ int tnd_share_stats(struct tnd_share *share, struct tnd_load_stats *ret_stats)
 	int rc = tnd_load_stats(share->load, ret_stats);
 
 	/* What members set aside they account for themselves. */
-	if (rc == 0)
-		ret_stats->peak_charged_bytes -=
-			TND__MIN(ret_stats->peak_charged_bytes, share->outlet.set_aside_bytes);
+	if (rc == 0) {
+		uint64_t aside = share->outlet.set_aside_bytes;
+
+		ret_stats->peak_charged_bytes -= TND__MIN(ret_stats->peak_charged_bytes, aside);
+		ret_stats->charged_bytes -= TND__MIN(ret_stats->charged_bytes, aside);
+	}
 	return rc;
 }
 

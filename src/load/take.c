@@ -93,9 +93,11 @@ static void fill_piece(const struct tnd_load *load, const struct tnd_plan_item *
 	uint64_t run, offset = tnd__slice_file_at(item, piece->begin, &run);
 	const struct tnd__stream_entry *entry = entry_at(arrival, offset);
 	const unsigned char *data = byte_at(arrival, entry, offset);
+	bool part = piece->begin || piece->end < item->kept_bytes;
 
 	piece->buffer = arrival->buffer;
-	if (run >= piece->end - piece->begin &&
+	/* A part of what is put together is no view, also where it is a run. */
+	if (!(part && tnd__member_whole(load, item)) && run >= piece->end - piece->begin &&
 	    entry->begin + entry->bytes - offset >= piece->end - piece->begin &&
 	    well_placed(load, item, data))
 		piece->data = data;
