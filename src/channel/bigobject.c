@@ -177,7 +177,20 @@ bool tnd__slab_is_free(const struct tnd_channel *channel, uint32_t index)
 	return true;
 }
 
-/* Return: how many are free; *ret_index: the smallest of `bytes` or more, else TND__SLABS_MAX. */
+/*
+ * Whether a slab of `slab_bytes` is for an object of `bytes` (0: any). Where there is a standard size,
+ * what fits it does not take a larger one: a reader that keeps it would keep far more than it has.
+ */
+static bool suits(const struct tnd_channel *channel, uint64_t slab_bytes, uint64_t bytes)
+{
+	uint64_t standard = tnd__slab_pool_standard(channel->slabs->pool);
+
+	if (bytes && bytes <= standard && slab_bytes > standard)
+		return false;
+	return slab_bytes >= bytes;
+}
+
+/* Return: how many are free; *ret_index: the smallest that suits `bytes`, else TND__SLABS_MAX. */
 static uint32_t find_free(const struct tnd_channel *channel, uint64_t bytes, uint32_t *ret_index)
 {
 	const struct tnd__host_slab *host = channel->slabs->host;
@@ -187,7 +200,7 @@ static uint32_t find_free(const struct tnd_channel *channel, uint64_t bytes, uin
 		if (!tnd__slab_is_free(channel, i))
 			continue;
 		count++;
-		if (host[i].bytes >= bytes &&
+		if (suits(channel, host[i].bytes, bytes) &&
 		    (best == TND__SLABS_MAX || host[i].bytes < host[best].bytes))
 			best = i;
 	}
@@ -247,7 +260,8 @@ static bool any_suits(const struct tnd_channel *channel, uint64_t bytes)
 	const struct tnd__host_slab *host = channel->slabs->host;
 	uint32_t index = 0;
 
-	while (index < TND__SLABS_MAX && !(host[index].slab && host[index].bytes >= bytes))
+	while (index < TND__SLABS_MAX &&
+	       !(host[index].slab && suits(channel, host[index].bytes, bytes)))
 		index++;
 	return index < TND__SLABS_MAX;
 }

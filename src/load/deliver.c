@@ -320,10 +320,8 @@ static int lease_out(struct tnd_load *load, const struct tnd_plan_item *item,
 	hold->data = view->data = piece->data;
 	hold->bytes = view->bytes;
 	pthread_mutex_lock(&flow->lock);
-	if (!buffer->views++) {
+	if (!buffer->views++)
 		flow->held_bytes += buffer->charge_bytes;
-		flow->held_buffers++;
-	}
 	flow->held_views++;
 	if (buffer->arrival) {
 		hold->next = buffer->holds;

@@ -85,7 +85,6 @@ static bool buffer_drop_view(struct tnd__buffer *buffer)
 	if (--buffer->views)
 		return false;
 	flow->held_bytes -= buffer->charge_bytes;
-	flow->held_buffers--;
 	return buffer->slab == NULL;
 }
 

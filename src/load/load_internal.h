@@ -66,7 +66,6 @@ struct tnd__flow {
 	/* all below: lock */
 	uint64_t held_views;
 	uint64_t held_bytes; /* charge of buffers with views out */
-	uint64_t held_buffers;
 	int64_t progress_ns; /* when anything last moved */
 	int64_t drained_ns;  /* when in_flight last became 0 */
 	uint64_t in_flight;  /* reads submitted and not done */

@@ -102,7 +102,9 @@ static void say_silence(struct tnd_load *load, int64_t idle_ns, const struct tnd
 	views = flow->held_views;
 	pthread_mutex_unlock(&flow->lock);
 	if (views)
-		tnd__fail_full(load, TND_E_DEADLINE, idle_ns);
+		tnd__fail_full(load,
+			       load->opts.on_full == TND_ON_FULL_FAIL ? TND_E_FULL : TND_E_DEADLINE,
+			       idle_ns);
 	else
 		tnd__load_fail(load, TND_E_DEADLINE, NULL, "nothing has come for %.1f s: %s",
 			       (double)idle_ns / 1e9, error->message);
@@ -118,9 +120,9 @@ static void look_around(struct tnd_load *load, const struct tnd_error *error)
 
 	tnd__check_limits(load);
 	pthread_mutex_lock(&load->flow->lock);
-	held = load->flow->held_buffers;
+	held = load->flow->held_bytes;
 	pthread_mutex_unlock(&load->flow->lock);
-	if (load->opts.on_full == TND_ON_FULL_FAIL && held >= member->slabs_each &&
+	if (load->opts.on_full == TND_ON_FULL_FAIL && held > member->each_bytes &&
 	    idle_ns > FULL_NS)
 		tnd__fail_full(load, TND_E_FULL, idle_ns);
 	else if (limit > 0 && idle_ns > limit)
@@ -383,10 +385,9 @@ static int take_hello(struct tnd_load *load, const struct tnd_object *object,
 				       "%s: expected the layout and options that the reader was "
 				       "started with, found others; give the same to all ranks",
 				       load->opts.share);
-	member->slabs_each = member->hello.slab_limit > 2
-				     ? (member->hello.slab_limit - 2) / member->hello.member_count
-				     : 0;
-	member->slabs_each = TND__MAX(member->slabs_each, 1);
+	if (member->hello.slab_memory > member->hello.slab_reserve)
+		member->each_bytes = (member->hello.slab_memory - member->hello.slab_reserve) /
+				     member->hello.member_count;
 	return 0;
 }
 

@@ -52,7 +52,7 @@ struct tnd__member {
 	size_t ahead;           /* own delivery: memory is made for all items before it */
 	uint64_t ahead_bytes;   /* of these, of those that are not delivered */
 	struct tnd_slab *stage; /* what of the item has come so far, if it is gathered */
-	uint64_t slabs_each;    /* slabs that a member may keep without holding all others up */
+	uint64_t each_bytes;    /* of slabs, that a member may keep without holding all others up */
 	int64_t idle_since;     /* since when nothing has come */
 	struct tnd__stream_held held[64]; /* from END */
 	size_t held_count;

@@ -304,17 +304,17 @@ static struct tnd__stream_head head_of(const struct tnd__outlet *outlet, uint32_
 int tnd__outlet_hello(struct tnd__outlet *outlet, struct tnd_error *reterr)
 {
 	const struct tnd_load *load = outlet->load;
-	uint64_t slab = TND__MAX(load->totals.slab_capacity_bytes, TND__PAGE);
-	struct tnd__stream_hello hello = {
-		.head = head_of(outlet, TND__STREAM_HELLO, 0),
-		.kin = tnd__plan_kin(load->plan),
-		.node_bytes = load->bound_bytes,
-		.total_bytes = load->totals.kept_bytes,
-		.slab_count = load->slab_count,
-		.slab_limit =
-			TND__MAX(load->totals.budget_bytes - load->totals.fixed_bytes, slab) / slab,
-		.member_count = (uint32_t)outlet->member_count,
-		.pid = (int32_t)getpid()};
+	const struct tnd_plan_totals *totals = &load->totals;
+	struct tnd__stream_hello hello = {.head = head_of(outlet, TND__STREAM_HELLO, 0),
+					  .kin = tnd__plan_kin(load->plan),
+					  .node_bytes = load->bound_bytes,
+					  .total_bytes = load->totals.kept_bytes,
+					  .slab_count = load->slab_count,
+					  .slab_memory = totals->budget_bytes - totals->fixed_bytes,
+					  .slab_reserve = totals->slab_capacity_bytes +
+							  totals->slab_bytes_max,
+					  .member_count = (uint32_t)outlet->member_count,
+					  .pid = (int32_t)getpid()};
 
 	/* Held for every member, as the ring is empty: it never waits. */
 	return tnd_channel_send(outlet->channel, &hello, sizeof(hello), 0, reterr);

@@ -33,7 +33,8 @@ struct tnd__stream_hello {
 	uint64_t node_bytes;  /* the budget */
 	uint64_t total_bytes; /* that will be read */
 	uint64_t slab_count;
-	uint64_t slab_limit; /* slabs that the budget has room for */
+	uint64_t slab_memory;  /* bytes that there are for slabs */
+	uint64_t slab_reserve; /* of these the largest slab and the next one take */
 	uint32_t member_count;
 	int32_t pid; /* of the reader, in its pid namespace */
 };

@@ -231,7 +231,8 @@ bool tnd__member_must_copy(struct tnd_load *load, const struct tnd__piece *piece
 	if (on_full != TND_ON_FULL_COPY && on_full != TND_ON_FULL_OVERRUN)
 		return false;
 	pthread_mutex_lock(&flow->lock);
-	full = !piece->buffer->views && flow->held_buffers >= load->member->slabs_each;
+	full = !piece->buffer->views &&
+	       flow->held_bytes + piece->buffer->charge_bytes > load->member->each_bytes;
 	if (full && on_full == TND_ON_FULL_OVERRUN) {
 		load->overruns++;
 		load->overrun_bytes += piece->end - piece->begin;

@@ -463,7 +463,7 @@ bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool)
 
 uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool)
 {
-	return pool->slab_bytes;
+	return pool->standard_bytes;
 }
 
 void tnd__slab_discard(struct tnd_slab *slab)

@@ -43,6 +43,8 @@ static const struct ck_tensor second_file[] = {
 	{"model.layers.1.norm.weight", "F32", {1024}, 1, 4096},
 	{"model.layers.1.mlp.up_proj.weight", "BF16", {2048, 1024}, 2, 4194304},
 	{"model.layers.1.self_attn.rotary", "U8", {100001}, 1, 100001},
+	/* Rows that cuts at 4 KiB go through: the last slab holds less than one of them. */
+	{"model.layers.2.mlp.down_proj.weight", "BF16", {700, 3000}, 2, 4200000},
 };
 
 static int make_folder(void **state)
@@ -279,18 +281,23 @@ static void test_bytes(void **state)
 /* A budget so small that tensors are cut: pieces come in order and together are the slice. */
 static void test_pieces(void **state)
 {
+	static const uint32_t flags[] = {0, TND_LOAD_F_OWN};
 	struct setup setup = plain;
 
 	(void)state;
-	for (uint32_t packing = TND_PACKING_NAME; packing <= TND_PACKING_FILE; packing++) {
-		setup.ranks = 2;
-		setup.plan.packing = packing;
-		setup.plan.oversize = TND_OVERSIZE_PIECES;
-		setup.plan.budget_bytes = 12u << 20;
-		setup.plan.slab_bytes = 1 << 20;
-		load_well(&setup, (struct tnd_load_opts){0}, 0);
-		load_well(&setup, (struct tnd_load_opts){.flags = TND_LOAD_F_OWN}, 0);
-	}
+	setup.plan.oversize = TND_OVERSIZE_PIECES;
+	setup.plan.slab_bytes = 1 << 20;
+	for (uint64_t budget = 8; budget <= 20; budget += 2)
+		for (size_t i = 0; i < 4; i++) {
+			setup.ranks = i % 2 ? 4 : 2;
+			setup.plan.packing = i < 2 ? TND_PACKING_NAME : TND_PACKING_FILE;
+			setup.plan.budget_bytes = (budget << 20) + 4096 * budget;
+			load_well(&setup, (struct tnd_load_opts){.flags = flags[budget / 2 % 2]},
+				  0);
+			load_well(&setup,
+				  (struct tnd_load_opts){.flags = flags[budget / 2 % 2 ? 0 : 1]},
+				  0);
+		}
 }
 
 static void test_own(void **state)
