@@ -6,270 +6,17 @@
  *   storage:                                 last read of a slab is done: slab committed
  *
  * Slabs become visible in the order of their reservations, whichever is read first.
- *
- * Patience. Whatever the feeder waits for on the channel it waits for in slices of SLICE_NS, and
- * looks around after each: cancelled? deadline? who keeps the oldest slab? That time is put down to
- * them as long as no read is in flight; before, they cost nothing. A guest that is late is let go
- * at once, a member after evict_ns; one that never comes is given up after meet_ns. As on_dead says
- * the load then ends for all, or goes on.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "channel/bulk.h"
 #include "outlet.h"
 
-#define SLICE_NS INT64_C(20000000)
-#define MEET_NS INT64_C(120000000000)
 /* One being taken, one being read, one in the queue. */
 #define SLABS_ENOUGH 3
 #define REUSE_NS INT64_C(60000000)
-
-/* -- what is known of the members -- */
-
-static struct tnd__held *held_of(struct tnd__outlet *outlet, uint32_t rank)
-{
-	for (size_t i = 0; i < outlet->member_count; i++)
-		if (outlet->held[i].rank == rank)
-			return &outlet->held[i];
-	return NULL;
-}
-
-/* A member is gone, or let go. Return: 0: goes on without it; < 0: the load has failed. */
-static int lose(struct tnd__outlet *outlet, const struct tnd_error *error)
-{
-	struct tnd__held *member = held_of(outlet, (uint32_t)error->rank);
-
-	if (member && outlet->on_dead == TND_SHARE_DEAD_FAIL) {
-		tnd__load_fail_detail(outlet->load, error);
-		return error->code;
-	}
-	tnd_channel_evict(outlet->channel, (uint32_t)error->rank);
-	if (member && !member->lost) {
-		member->lost = true;
-		tnd__log(TND_LOG_WARNING, "the load goes on without rank %u: %s", member->rank,
-			 error->message);
-	}
-	return 0;
-}
-
-/* -- patience -- */
-
-struct waiting {
-	int64_t since, told; /* told: when the log was last written */
-	int64_t slice;       /* when this slice began */
-	int64_t alone_since; /* since when `alone` is the only one that is late */
-	uint32_t alone;
-};
-
-static bool reading(struct tnd_load *load)
-{
-	bool any;
-
-	pthread_mutex_lock(&load->flow->lock);
-	any = load->flow->in_flight != 0;
-	pthread_mutex_unlock(&load->flow->lock);
-	return any;
-}
-
-/* "2, 5": as many as fit. */
-static const char *list_ranks(const uint32_t *ranks, size_t count, char *out, size_t out_bytes)
-{
-	size_t used = 0;
-
-	out[0] = '\0';
-	for (size_t i = 0; i < count && used + 16 < out_bytes; i++)
-		used += (size_t)snprintf(out + used, out_bytes - used, "%s%u", i ? ", " : "",
-					 ranks[i]);
-	return out;
-}
-
-static int give_up_missing(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures)
-{
-	struct tnd_error error;
-	int rc = 0;
-
-	for (uint32_t i = 0; rc == 0 && i < figures->missing_count; i++) {
-		tnd__fail_rank(&error, TND_E_DEADLINE, (int32_t)figures->missing[i],
-			       "rank %u was expected to join the load within %.0f s, found that it "
-			       "has not come; start it, or leave it out of the members",
-			       figures->missing[i], (double)outlet->meet_ns / 1e9);
-		rc = lose(outlet, &error);
-	}
-	return rc;
-}
-
-/* Guests go at once, a member that alone keeps the others waiting after evict_ns. */
-static int let_go(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures,
-		  struct waiting *waiting, int64_t now)
-{
-	struct tnd_error error;
-	uint32_t rank;
-
-	for (uint32_t i = 0; i < figures->late_count; i++)
-		if (!held_of(outlet, figures->late[i])) {
-			tnd_channel_evict(outlet->channel, figures->late[i]);
-			outlet->guests_let_go++;
-		}
-	rank = figures->late_count == 1 ? figures->late[0] : TND_RANK_NONE;
-	if (rank != waiting->alone) {
-		waiting->alone = rank;
-		waiting->alone_since = now;
-	}
-	if (rank == TND_RANK_NONE || !outlet->evict_ns || !held_of(outlet, rank) ||
-	    now - waiting->alone_since < outlet->evict_ns)
-		return 0;
-	tnd__fail_rank(&error, TND_E_EVICTED, (int32_t)rank,
-		       "rank %u was expected to take what was read, found that it alone has kept "
-		       "the others waiting for %.1f s",
-		       rank, (double)(now - waiting->alone_since) / 1e9);
-	return lose(outlet, &error);
-}
-
-/* Nobody may keep every slab for ever. Also tells the log now and then. */
-static int check_stall(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures,
-		       struct waiting *waiting, int64_t now)
-{
-	int64_t waited = now - waiting->since;
-	char ranks[256];
-
-	if (!figures->late_count && !figures->missing_count)
-		return 0;
-	if (figures->late_count)
-		list_ranks(figures->late, figures->late_count, ranks, sizeof(ranks));
-	else
-		list_ranks(figures->missing, figures->missing_count, ranks, sizeof(ranks));
-	if (now - waiting->told > TND__STALL_LOG_NS) {
-		waiting->told = now;
-		tnd__log(TND_LOG_WARNING, "the reading has waited %.0f s for rank %s%s",
-			 (double)waited / 1e9, ranks,
-			 figures->late_count ? "" : ", which has not come");
-	}
-	if (!figures->late_count || outlet->stall_ns < 0 || waited < outlet->stall_ns)
-		return 0;
-	tnd__load_fail_rank(outlet->load, TND_E_DEADLINE, (int32_t)figures->late[0],
-			    "no progress for %.1f s: rank %s keeps every slab that there is room "
-			    "for; see what holds it up (stopped, or views that it keeps)",
-			    (double)waited / 1e9, ranks);
-	return TND_E_DEADLINE;
-}
-
-/* At the deadline with nothing left to read: who is not through. Return: as tnd__outlet_check(). */
-static int check_deadline(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures)
-{
-	struct tnd_load *load = outlet->load;
-	bool late = figures->late_count != 0;
-	const uint32_t *who = late ? figures->late : figures->missing;
-	size_t count = late ? figures->late_count : figures->missing_count;
-	char ranks[256];
-
-	if (count && load->opts.deadline_ns && tnd__now_ns() > load->opts.deadline_ns &&
-	    !reading(load))
-		tnd__load_fail_rank(load, TND_E_DEADLINE, (int32_t)who[0],
-				    "the deadline passed while rank %s %s; see what holds it up, "
-				    "or allow more time",
-				    list_ranks(who, count, ranks, sizeof(ranks)),
-				    late ? "kept what was read for it" : "had not come");
-	return tnd__outlet_check(outlet);
-}
-
-static void blame(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures, int64_t ns)
-{
-	struct tnd_load *load = outlet->load;
-
-	pthread_mutex_lock(&load->flow->lock);
-	for (uint32_t i = 0; i < figures->late_count; i++) {
-		struct tnd__held *member = held_of(outlet, figures->late[i]);
-
-		if (member)
-			member->ns += (uint64_t)ns;
-	}
-	for (uint32_t i = 0; !figures->late_count && i < figures->missing_count; i++) {
-		struct tnd__held *member = held_of(outlet, figures->missing[i]);
-
-		if (member)
-			member->ns += (uint64_t)ns;
-	}
-	load->stats.budget_wait_ns += (uint64_t)ns;
-	load->stats.consumer_wait_ns += (uint64_t)ns;
-	pthread_mutex_unlock(&load->flow->lock);
-}
-
-/* After a slice in which nothing came. Return: 0: go on; < 0: the load has failed or was ended. */
-static int look_around(struct tnd__outlet *outlet, struct waiting *waiting)
-{
-	struct tnd_load *load = outlet->load;
-	struct tnd__bulk_figures figures;
-	int64_t now = tnd__now_ns(), slice = now - waiting->slice;
-	int rc;
-
-	waiting->slice = now;
-	tnd__bulk_figures(outlet->channel, &figures);
-	rc = check_deadline(outlet, &figures);
-	if (rc < 0)
-		return rc;
-	if (figures.missing_count && outlet->meet_ns >= 0 &&
-	    now - load->opened_ns > outlet->meet_ns)
-		rc = give_up_missing(outlet, &figures);
-	if (rc == 0 && !reading(load)) {
-		blame(outlet, &figures, slice);
-		rc = let_go(outlet, &figures, waiting, now);
-		if (rc == 0)
-			rc = check_stall(outlet, &figures, waiting, now);
-	} else {
-		waiting->since = waiting->told = now;
-	}
-	return rc;
-}
-
-int tnd__outlet_check(struct tnd__outlet *outlet)
-{
-	struct tnd_load *load = outlet->load;
-	int rc;
-
-	if (atomic_load_explicit(&load->cancelled, memory_order_relaxed))
-		tnd__load_fail(load, TND_E_CANCELLED, NULL, "the reading was cancelled");
-	else if (load->opts.deadline_ns && tnd__now_ns() > load->opts.deadline_ns)
-		tnd__load_fail(load, TND_E_DEADLINE, NULL,
-			       "the deadline passed before everything was read and taken; allow "
-			       "more time");
-	rc = tnd__load_error(load, NULL);
-	if (rc == 0 && atomic_load_explicit(&load->stopping, memory_order_relaxed))
-		rc = TND_E_CANCELLED;
-	return rc;
-}
-
-/* One try of something on the channel, until the deadline. */
-typedef int (*attempt_fn)(struct tnd__outlet *outlet, void *arg, int64_t deadline_ns,
-			  struct tnd_error *reterr);
-
-/* Return: 0; < 0 once the load has failed or was ended. */
-static int patiently(struct tnd__outlet *outlet, attempt_fn attempt, void *arg)
-{
-	struct waiting waiting = {.alone = TND_RANK_NONE};
-	struct tnd_error error = {.rank = -1};
-	int rc = tnd__outlet_check(outlet);
-
-	waiting.since = waiting.told = waiting.slice = tnd__now_ns();
-	while (rc == 0) {
-		rc = attempt(outlet, arg, tnd__now_ns() + SLICE_NS, &error);
-		if (rc == 0)
-			return 0;
-		if (rc == -ETIMEDOUT) {
-			rc = look_around(outlet, &waiting);
-		} else if (rc == TND_E_PEER_DEAD && error.rank >= 0) {
-			rc = lose(outlet, &error);
-		} else {
-			tnd__load_fail_detail(outlet->load, &error);
-		}
-	}
-	return rc;
-}
 
 /* -- sending -- */
 
@@ -291,7 +38,7 @@ static int send_patiently(struct tnd__outlet *outlet, const void *data, uint64_t
 {
 	struct message message = {data, bytes};
 
-	return patiently(outlet, attempt_send, &message);
+	return tnd__outlet_patiently(outlet, attempt_send, &message);
 }
 
 static struct tnd__stream_head head_of(const struct tnd__outlet *outlet, uint32_t kind,
@@ -428,7 +175,8 @@ static int attempt_reserve(struct tnd__outlet *outlet, void *arg, int64_t deadli
 
 	while (rc == -ETIMEDOUT && prefer_reuse(outlet) && tnd__now_ns() < deadline_ns)
 		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, true,
-				       tnd__now_ns() + SLICE_NS / 20, &claim->reservation, reterr);
+				       tnd__now_ns() + TND__SLICE_NS / 20, &claim->reservation,
+				       reterr);
 	if (rc == -ETIMEDOUT)
 		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, false, deadline_ns,
 				       &claim->reservation, reterr);
@@ -441,7 +189,8 @@ struct tnd__buffer *tnd__outlet_feed(struct tnd__outlet *outlet, size_t slab)
 	struct claim claim = {.bytes = load->slabs[slab].bytes};
 	struct tnd__buffer *buffer;
 
-	if (send_table(outlet, slab) < 0 || patiently(outlet, attempt_reserve, &claim) < 0)
+	if (send_table(outlet, slab) < 0 ||
+	    tnd__outlet_patiently(outlet, attempt_reserve, &claim) < 0)
 		return NULL;
 	buffer = tnd__failpoint("load.alloc") < 0 ? NULL : calloc(1, sizeof(*buffer));
 	if (!buffer) {
@@ -528,7 +277,7 @@ static int send_end(struct tnd__outlet *outlet)
 void tnd__outlet_finish(struct tnd__outlet *outlet)
 {
 	if (tnd__outlet_check(outlet) == 0 && wait_published(outlet) == 0 && send_end(outlet) == 0)
-		patiently(outlet, attempt_drain, NULL);
+		tnd__outlet_patiently(outlet, attempt_drain, NULL);
 	pthread_mutex_lock(&outlet->load->flow->lock);
 	outlet->through = true;
 	pthread_cond_broadcast(&outlet->load->flow->consumer);
