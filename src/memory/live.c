@@ -4,10 +4,10 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "headroom.h"
 #include "live.h"
 #include "memory.h"
 
@@ -25,14 +25,12 @@ struct tnd__live {
 /* Return: descriptor, -errno. */
 static int make_file(struct stat *ret_stat)
 {
-	struct rlimit limit;
 	int rc = tnd__failpoint("live.memfd"), fd;
 
+	if (rc == 0)
+		rc = tnd__headroom_file(TND__LIVE_BYTES, "the page of a load", NULL);
 	if (rc < 0)
 		return rc;
-	/* Beyond this limit ftruncate() does not fail, it kills (SIGXFSZ). */
-	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < TND__LIVE_BYTES)
-		return -EFBIG;
 	fd = tnd__memfd("tundish.load");
 	if (fd < 0)
 		return fd;
@@ -122,7 +120,7 @@ void tnd__live_file(struct tnd__live *live, uint64_t index, const char *name)
 	}
 	generation = atomic_load_explicit(&page->generation, memory_order_relaxed);
 	atomic_store_explicit(&page->generation, generation + 1, memory_order_relaxed);
-	/* G1: whoever sees a new byte of the name sees the odd generation after it (stat_load.c). */
+	/* G1: whoever sees a new byte of the name sees the odd generation after it. */
 	atomic_thread_fence(memory_order_release);
 	for (size_t i = 0; i < TND__LIVE_NAME_BYTES; i++)
 		atomic_store_explicit(&page->name[i], i < bytes ? (unsigned char)name[i] : 0,
@@ -139,7 +137,7 @@ void tnd__live_close(struct tnd__live *live)
 	if (!live)
 		return;
 	munmap(live->page, TND__LIVE_BYTES);
-	/* A program that closes what it does not know may have given the number to something else. */
+	/* A program that closes what it does not know may have given the number to another. */
 	if (fstat(live->fd, &stat) == 0 && stat.st_dev == live->device &&
 	    stat.st_ino == live->inode)
 		close(live->fd);

@@ -52,7 +52,7 @@ _Static_assert(offsetof(struct tnd__live_page, name) == 80, "format");
 
 struct tnd__live;
 
-/* Return: 0; -errno (a load goes on without). */
+/* Return: 0; TND_E_HEADROOM; -errno (a load goes on without). */
 int tnd__live_open(uint32_t role, uint32_t rank, struct tnd__live **ret_live);
 /* NULL is allowed in all of these. */
 struct tnd__live_page *tnd__live_page(struct tnd__live *live);

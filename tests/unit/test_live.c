@@ -438,7 +438,7 @@ static void test_lack(void **state)
 	low = limit;
 	low.rlim_cur = TND__LIVE_BYTES - 1;
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
-	assert_int_equal(tnd__live_open(TND__LIVE_ALONE, RANK, &live), -EFBIG);
+	assert_int_equal(tnd__live_open(TND__LIVE_ALONE, RANK, &live), TND_E_HEADROOM);
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 #ifdef TND_FAILPOINTS
 	assert_int_equal(tnd__failpoints_set("mem.alloc=ENOMEM"), 0);
