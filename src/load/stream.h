@@ -12,6 +12,7 @@
 #ifndef TND_STREAM_H
 #define TND_STREAM_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define TND__STREAM_MAGIC UINT32_C(0x534c4454) /* "TDLS" */
@@ -63,6 +64,23 @@ struct tnd__stream_held {
 	uint32_t reserved;
 	uint64_t ns;
 };
+
+/* docs/format/share.md */
+_Static_assert(sizeof(struct tnd__stream_head) == 24, "format");
+_Static_assert(offsetof(struct tnd__stream_head, files) == 16, "format");
+_Static_assert(sizeof(struct tnd__stream_hello) == 80, "format");
+_Static_assert(offsetof(struct tnd__stream_hello, kin) == 24, "format");
+_Static_assert(offsetof(struct tnd__stream_hello, slab_reserve) == 64, "format");
+_Static_assert(offsetof(struct tnd__stream_hello, member_count) == 72, "format");
+_Static_assert(sizeof(struct tnd__stream_table) == 56, "format");
+_Static_assert(offsetof(struct tnd__stream_table, slab) == 24, "format");
+_Static_assert(offsetof(struct tnd__stream_table, file) == 40, "format");
+_Static_assert(offsetof(struct tnd__stream_table, more) == 48, "format");
+_Static_assert(sizeof(struct tnd__stream_entry) == 32, "format");
+_Static_assert(offsetof(struct tnd__stream_entry, place) == 16, "format");
+_Static_assert(offsetof(struct tnd__stream_entry, tensor) == 24, "format");
+_Static_assert(sizeof(struct tnd__stream_held) == 16, "format");
+_Static_assert(offsetof(struct tnd__stream_held, ns) == 8, "format");
 
 #define TND__STREAM_OBJECT_MAX 65536u
 #define TND__STREAM_ENTRIES                                            \
