@@ -4,8 +4,9 @@
  * that reads files or the output of programs
  *
  * Names are tundish_<object>_<what>_<unit>; what only grows ends in _total. Labels say which:
- * name, pid, and for readers rank; of loads pid, rank and role. Two samples with the same labels would make the whole page
- * invalid, and one process may have two channels of one name, so later ones get a label `n`.
+ * name, pid, and for readers rank; of loads pid, rank and role. Two samples with the same labels
+ * would make the whole page invalid, and one process may have two channels of one name, so later
+ * ones get a label `n`.
  */
 #include "stat_output.h"
 

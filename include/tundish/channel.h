@@ -32,8 +32,8 @@
  * (TND_CHANNEL_DEAD_EVICT); other readers do not notice.
  *
  * A reader that writes nonsense into its cursor is evicted; it gets TND_E_EVICTED. An object of the
- * ring that an evicted reader still borrows may be overwritten: recv and release then say so. One by
- * slab stays as it is.
+ * ring that an evicted reader still borrows may be overwritten: recv and release then say so. One
+ * by slab stays as it is.
  *
  * Deadlines are CLOCK_MONOTONIC ns; 0 does not wait; TND_NO_DEADLINE waits for ever. A call that
  * ends with -ETIMEDOUT or -ECANCELED has changed nothing.

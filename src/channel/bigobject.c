@@ -178,8 +178,9 @@ bool tnd__slab_is_free(const struct tnd_channel *channel, uint32_t index)
 }
 
 /*
- * Whether a slab of `slab_bytes` is for an object of `bytes` (0: any). Where there is a standard size,
- * what fits it does not take a larger one: a reader that keeps it would keep far more than it has.
+ * Whether a slab of `slab_bytes` is for an object of `bytes` (0: any). Where there is a standard
+ * size, what fits it does not take a larger one: a reader that keeps it would keep far more than it
+ * has.
  */
 static bool suits(const struct tnd_channel *channel, uint64_t slab_bytes, uint64_t bytes)
 {

@@ -143,7 +143,7 @@ bool tnd__view_has_pages(struct tnd__view *view, uint64_t bytes);
  * again. Return: whether that worked; else it has to be mapped anew.
  */
 bool tnd__view_clean(const struct tnd__slabs *slabs, const struct tnd__view *view, uint64_t bytes);
-/* `ranges`: ascending, without overlap. The rest as tnd__bulk_keep(). Return: 0; -ENOMEM. */
+/* `pages`: ascending, without overlap. The rest as tnd__bulk_keep(). Return: 0; -ENOMEM. */
 int tnd__view_keep(const struct tnd__slabs *slabs, struct tnd__view *view,
 		   const struct tnd__bulk_range *pages, size_t count);
 

@@ -206,7 +206,7 @@ static void unify_capacity(struct tnd_plan *plan)
 {
 	uint64_t common = plan->totals.slab_capacity_bytes;
 
-	/* The reader of a union makes shared slabs, which are touched as a whole when they are made. */
+	/* Slabs of a union are shared ones, which are touched as a whole when they are made. */
 	if (!plan->choice.slab_bytes || plan->choice.of_union)
 		return;
 	for (size_t i = 0; i < plan->slab_count; i++)

@@ -72,14 +72,15 @@ void tnd__thread_settle(const struct tnd__storage *storage, const char *name)
 	cpu_set_t all;
 
 	pthread_setname_np(pthread_self(), name);
-	/* The kernel leaves those of the cpuset. */
-	memset(&all, 0xff, sizeof(all));
 	/* The caller may be pinned to one core; refused: we stay where we are. */
-	if (storage)
+	if (storage) {
 		sched_setaffinity(0, sizeof(storage->cpu_bits),
 				  (const cpu_set_t *)(const void *)storage->cpu_bits);
-	else
+	} else {
+		/* The kernel leaves those of the cpuset. */
+		memset(&all, 0xff, sizeof(all));
 		sched_setaffinity(0, sizeof(all), &all);
+	}
 }
 
 int tnd__thread_start(void *(*run)(void *), void *arg, pthread_t *ret_thread)
