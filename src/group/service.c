@@ -36,6 +36,8 @@
 #define BROKEN_NS 50000000
 /* So that the thread ends although the program closed what it would be woken by. */
 #define LOOK_MS 1000
+#define HOLDS_LOOK_NS 50000
+#define HOLDS_NS INT64_C(1000000000)
 
 static _Atomic uint64_t gate;        /* forkmark of whose thread is inside, or 0 */
 static struct tnd__service *current; /* gate */
@@ -478,6 +480,30 @@ void tnd__service_put(struct tnd__service *service)
 		end(service);
 }
 
+/* Whether the caller's is the last hold. */
+static bool only_ours(struct tnd__service *service)
+{
+	bool only;
+
+	gate_enter(service->forkmark);
+	only = service->holds == 1;
+	gate_leave();
+	return only;
+}
+
+/*
+ * The service thread may still be about to drop what was closed meanwhile. It would then be it that
+ * ends the service, a moment after this call: no thread is to be left behind, so it is waited for.
+ */
+static void await_holds(struct tnd__service *service)
+{
+	const struct timespec moment = {.tv_nsec = HOLDS_LOOK_NS};
+	int64_t until = tnd__now_ns() + HOLDS_NS;
+
+	while (!is_here(service) && !only_ours(service) && tnd__now_ns() < until)
+		nanosleep(&moment, NULL);
+}
+
 void tnd__service_unref(void)
 {
 	struct tnd__service *service = NULL;
@@ -499,5 +525,6 @@ void tnd__service_unref(void)
 	while (service->lingering && !is_here(service))
 		pthread_cond_wait(&service->returned, &service->lock);
 	pthread_mutex_unlock(&service->lock);
+	await_holds(service);
 	tnd__service_put(service);
 }
