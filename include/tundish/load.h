@@ -144,9 +144,13 @@ struct tnd_load_stats {
 /*
  * Starts reading. `plan`: referenced until close. `opts`: nullable, copied (`cpus` too), its
  * `budget` referenced until close.
- * Blocking: bounded; with a `budget` that others use, may sleep until metadata and reads fit in.
+ * Blocking: bounded; with a `budget` that others use, may sleep until metadata and reads fit in;
+ * with `share`, until the reader is there.
  * Return: 0; TND_E_BUDGET (the budget is below the plan's least); TND_E_DEADLINE; TND_E_INVALID
- * (options); -ENOMEM; -errno (threads, rings).
+ * (options); -ENOMEM; -errno (threads, rings). With `share` also: as tnd_channel_attach;
+ * TND_E_PLACE (reading has gone on without this rank); TND_E_CHANGED (the reader has other files);
+ * TND_E_INVALID (it has another layout or options); TND_E_CORRUPT (no node's reader is there); what
+ * the reader has ended with.
  */
 TND_API int tnd_load_open(struct tnd_plan *plan, const struct tnd_load_opts *opts,
 			  struct tnd_load **ret_load, struct tnd_error *reterr);
@@ -156,7 +160,9 @@ TND_API int tnd_load_open(struct tnd_plan *plan, const struct tnd_load_opts *opt
  * Threads: one at a time. Blocking: may sleep until it is read.
  * Return: 1 and a view; 0 at the end; TND_E_FULL (on_full fail); TND_E_DEADLINE (the deadline, or
  * stall_ns); TND_E_CANCELLED; TND_E_CHANGED; TND_E_INVALID (after end); -EBUSY (another thread is
- * in here); -ENOMEM; -EIO and other -errno of reading.
+ * in here); -ENOMEM; -EIO and other -errno of reading. With `share` also: what the reader has ended
+ * with (tnd_share_end); TND_E_PEER_DEAD (reterr->rank; -1: the reader itself); TND_E_EVICTED (it
+ * has let this rank go); TND_E_CORRUPT (its stream makes no sense).
  */
 TND_API int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view,
 			  struct tnd_error *reterr);
@@ -169,8 +175,7 @@ TND_API void tnd_view_release(struct tnd_view *view);
 
 /*
  * Own delivery: takes the view's memory over from it. *ret_memory: transferred, aligned to 64
- * bytes,
- * `bytes` of the view long; tnd_own_free() frees it with the same map_bytes.
+ * bytes, `bytes` of the view long; tnd_own_free() frees it with the same map_bytes.
  * Blocking: never. Return: 0; TND_E_INVALID (not own, or the caller's already).
  */
 TND_API int tnd_view_take(struct tnd_view *view, void **ret_memory, uint64_t *ret_map_bytes);

@@ -78,8 +78,8 @@ TND_API void tnd_share_cancel(struct tnd_share *share);
  * Waits until everything is read and every member has taken or left it, then stops every thread.
  * Idempotent. Not before this process's own load of it is through, which would wait for ever.
  * Blocking: may sleep. Return: 0; the first error, as members get it: TND_E_PEER_DEAD
- * (reterr->rank), TND_E_DEADLINE (who did not come, or keeps slabs), TND_E_CANCELLED,
- * TND_E_CHANGED, -EIO ...
+ * (reterr->rank), TND_E_EVICTED (who was let go), TND_E_DEADLINE (who did not come, or keeps
+ * slabs), TND_E_CANCELLED, TND_E_CHANGED, -EIO ...
  */
 TND_API int tnd_share_end(struct tnd_share *share, struct tnd_error *reterr);
 

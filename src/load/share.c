@@ -2,6 +2,13 @@
 /*
  * share.c - a node's reader from open to close: a load of the union plan whose slabs go out on a
  * channel (outlet.c) instead of to a consumer
+ *
+ *   open    account and pool -> channel, with HELLO in it -> feeder
+ *   end     the feeder is through: everything is read and every member is past it, or all were told
+ *           what failed -> the load ends
+ *   close   before end: cancels; then as end
+ *
+ * The outlet is part of the share; the load opens and closes it, and uses it in between.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -206,16 +213,19 @@ void tnd_share_close(struct tnd_share *share)
 
 int tnd_share_stats(struct tnd_share *share, struct tnd_load_stats *ret_stats)
 {
+	struct tnd__flow *flow = share->load->flow;
+	uint64_t aside = share->outlet.set_aside_bytes;
 	int rc = tnd_load_stats(share->load, ret_stats);
 
-	/* What members set aside they account for themselves. */
-	if (rc == 0) {
-		uint64_t aside = share->outlet.set_aside_bytes;
-
-		ret_stats->peak_charged_bytes -= TND__MIN(ret_stats->peak_charged_bytes, aside);
+	if (rc < 0)
+		return rc;
+	/* What members set aside they account for themselves. The end has given it back. */
+	ret_stats->peak_charged_bytes -= TND__MIN(ret_stats->peak_charged_bytes, aside);
+	pthread_mutex_lock(&flow->lock);
+	if (!share->load->ended)
 		ret_stats->charged_bytes -= TND__MIN(ret_stats->charged_bytes, aside);
-	}
-	return rc;
+	pthread_mutex_unlock(&flow->lock);
+	return 0;
 }
 
 int tnd_share_report_json(struct tnd_share *share, char **ret_text)
