@@ -13,6 +13,7 @@
  *   pieces.c     items that cannot fit -> pieces
  *   plan_budget.c   what it costs
  *   plan_fit.c   slab size and cuts with which it fits
+ *   rest.c       a plan without some of its items
  */
 #ifndef TND_PLAN_INTERNAL_H
 #define TND_PLAN_INTERNAL_H
@@ -321,6 +322,16 @@ void tnd__plan_set_aside(const struct tnd_plan *plan, uint32_t member_count, uin
  */
 void tnd__plan_as_member(const struct tnd_plan *plan, uint32_t member_count, uint64_t node_bytes,
 			 struct tnd_plan_member *ret_member);
+
+/*
+ * The plan without the items whose bits are set in `taken`, for the same budget: each stays where
+ * it is in its slab, and slabs without any are left out. *ret_map: of each item its index in `plan`;
+ * transferred, free(). Return: 0; -ENOMEM.
+ */
+int tnd__plan_rest(const struct tnd_plan *plan, const unsigned char *taken,
+		   struct tnd_plan **ret_rest, size_t **ret_map);
+/* Most that its tables and the map take, and `taken`. */
+uint64_t tnd__plan_rest_bytes(const struct tnd_plan *plan);
 
 /* A union's budget with what its members set aside; another plan's own. */
 uint64_t tnd__plan_node_budget(const struct tnd_plan *plan);
