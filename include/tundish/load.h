@@ -89,6 +89,13 @@ struct tnd_load_opts {
 	 * was made with the same options and the node's budget; engine, direct, threads, depth and
 	 * processors are the reader's business. The reader is waited for until deadline_ns, else
 	 * 120 s.
+	 *
+	 * With TND_LOAD_F_GUEST any plan of the same files goes, with a budget of its own: tensors
+	 * come in the order in which they pass, then those that did not pass whole, or had no room
+	 * in the budget, in the plan's, which are read as without `share`. There is one try to
+	 * attach; no reader, no place, or other files, and all is read. Nothing that becomes of the
+	 * reader is an error of this load (but for TND_E_EVICTED, should it take this process for
+	 * dead while views are out).
 	 */
 	const char *share;
 };
@@ -156,7 +163,7 @@ TND_API int tnd_load_open(struct tnd_plan *plan, const struct tnd_load_opts *opt
 			  struct tnd_load **ret_load, struct tnd_error *reterr);
 
 /*
- * The next view in order, to be released by tnd_view_release().
+ * The next view in order (guests: as opts.share says), to be released by tnd_view_release().
  * Threads: one at a time. Blocking: may sleep until it is read.
  * Return: 1 and a view; 0 at the end; TND_E_FULL (on_full fail); TND_E_DEADLINE (the deadline, or
  * stall_ns); TND_E_CANCELLED; TND_E_CHANGED; TND_E_INVALID (after end); -EBUSY (another thread is

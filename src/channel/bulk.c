@@ -68,6 +68,21 @@ static void name_late(struct tnd_channel *channel, uint32_t index,
 	}
 }
 
+/* They may keep the ring, or the end of a drain. */
+static void name_behind(struct tnd_channel *channel, struct tnd__bulk_figures *figures)
+{
+	const struct tnd__writer *writer = &channel->writer;
+	uint64_t published =
+		atomic_load_explicit(&channel->shared.header->published, memory_order_acquire);
+
+	for (uint64_t left = writer->now_live; left; left &= left - 1) {
+		unsigned int i = (unsigned int)__builtin_ctzll(left);
+
+		if (writer->places[i].seen != published)
+			figures->behind[figures->behind_count++] = writer->places[i].rank;
+	}
+}
+
 void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *ret_figures)
 {
 	struct tnd__bulk_figures figures = {0};
@@ -80,6 +95,7 @@ void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *re
 		pthread_mutex_lock(&channel->lock);
 		if (oldest < TND__SLABS_MAX)
 			name_late(channel, oldest, &figures);
+		name_behind(channel, &figures);
 		for (uint64_t left = channel->writer.now_reserved; left; left &= left - 1)
 			figures.missing[figures.missing_count++] =
 				channel->writer.places[__builtin_ctzll(left)].rank;
@@ -89,6 +105,11 @@ void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *re
 }
 
 /* -- keeping -- */
+
+bool tnd__bulk_is_slab(const struct tnd_channel *channel, const struct tnd_object *object)
+{
+	return tnd__slabs_is(channel, object);
+}
 
 static int by_begin(const void *a, const void *b)
 {

@@ -6,6 +6,7 @@
  *            tnd__bulk_figures                 how many there are, whom it waits for
  *            tnd__bulk_tell                    ends every reader's waits, at once
  *   reader   tnd__bulk_told
+ *            tnd__bulk_is_slab
  *            tnd__bulk_keep                    a borrowed slab's contents stay, without the channel
  */
 #ifndef TND_BULK_H
@@ -30,12 +31,15 @@ struct tnd__bulk_figures {
 	uint32_t free;  /* of these nobody needs */
 	uint32_t late_count;
 	uint32_t missing_count;
+	uint32_t behind_count;
 	/*
 	 * Who keeps the oldest slab that is not free: readers that are not past it or hold it, in the
 	 * order of their places; and reserved ranks that have not come.
+	 * Behind: readers that have not read everything that was sent.
 	 */
 	uint32_t late[TND_CHANNEL_READERS_MAX];
 	uint32_t missing[TND_CHANNEL_READERS_MAX];
+	uint32_t behind[TND_CHANNEL_READERS_MAX];
 };
 /* By the writing thread. Blocking: never. */
 void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *ret_figures);
@@ -48,6 +52,9 @@ void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *re
 void tnd__bulk_tell(struct tnd_channel *channel, const struct tnd_error *error);
 /* Reader: what it was told. MT-safe. Return: its code; 0: nothing. */
 int tnd__bulk_told(struct tnd_channel *channel, struct tnd_error *reterr);
+
+/* Reader: whether the object, which is borrowed, came by slab. MT-safe. Blocking: never. */
+bool tnd__bulk_is_slab(const struct tnd_channel *channel, const struct tnd_object *object);
 
 /*
  * Reader: the object, by slab, is released, but the bytes in `keep` stay readable where they are, as

@@ -16,8 +16,7 @@
 #include <string.h>
 
 #include "base/copy.h"
-#include "load_internal.h"
-#include "member.h"
+#include "guestload.h"
 
 static struct tnd__hold *hold_create(struct tnd_load *load, const struct tnd_tensor *tensor)
 {
@@ -246,6 +245,15 @@ static int copy_out(struct tnd_load *load, const struct tnd_plan_item *item,
 	return rc < 0 ? rc : 1;
 }
 
+/* The item in the plan that the caller knows. */
+static const struct tnd_plan_item *callers_item(const struct tnd_load *load,
+						const struct tnd_plan_item *item)
+{
+	const struct tnd__guest *guest = load->guest;
+
+	return guest && guest->whole ? &guest->whole->items[guest->map[item - load->items]] : item;
+}
+
 /* Memory for a tensor, made ahead by the feeder or now, as the gathering place. */
 static int take_own(struct tnd_load *load, const struct tnd_plan_item *item)
 {
@@ -277,9 +285,10 @@ static int gather_own(struct tnd_load *load, const struct tnd_plan_item *item,
 	int rc = 0;
 
 	if (!load->gather) {
-		load->gather = load->opts.flags & TND_LOAD_F_OWN && load->opts.place
-				       ? load->opts.place(load->opts.place_arg, item)
-				       : NULL;
+		load->gather =
+			load->opts.flags & TND_LOAD_F_OWN && load->opts.place
+				? load->opts.place(load->opts.place_arg, callers_item(load, item))
+				: NULL;
 		load->gather_placed = load->gather != NULL;
 		rc = load->gather ? 0 : take_own(load, item);
 		if (rc < 0)
@@ -415,7 +424,7 @@ int tnd__hand_out(struct tnd_load *load, size_t index, const struct tnd__piece *
 	if (!hold)
 		return -ENOMEM;
 	fill_view(view, item, piece, hold);
-	view->item = index;
+	view->item = tnd__guest_index(load, index);
 	if (!piece->buffer)
 		view->flags |= load->opts.flags & TND_LOAD_F_OWN ? TND_VIEW_F_OWN : 0;
 	else if ((load->opts.flags & TND_LOAD_F_OWN) || load->gather)
@@ -467,27 +476,42 @@ static int ready_piece(struct tnd_load *load, size_t index, struct tnd__piece *r
 	return rc;
 }
 
+/* Return: 1: a piece of item *ret_index; 0: that was all; the load's error. */
+static int next_piece(struct tnd_load *load, size_t *ret_index, struct tnd__piece *ret_piece,
+		      struct tnd_error *reterr)
+{
+	int rc;
+
+	if (load->guest && load->member) {
+		rc = tnd__guest_piece(load, ret_index, ret_piece, reterr);
+		if (rc != 0)
+			return rc;
+	}
+	if (load->next_item == load->item_count)
+		return 0;
+	*ret_index = load->next_item;
+	if (load->member)
+		rc = tnd__member_piece(load, load->next_item, ret_piece, reterr);
+	else
+		rc = ready_piece(load, load->next_item, ret_piece, reterr);
+	return rc < 0 ? rc : 1;
+}
+
 static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_error *reterr)
 {
 	struct tnd__piece piece;
+	size_t index;
 	int rc;
 
 	do {
 		if (load->ended)
 			return tnd__fail_plain(reterr, TND_E_INVALID,
 					       "tnd_load_next after tnd_load_end");
-		if (load->next_item == load->item_count) {
-			report_progress(load, true);
-			return 0;
-		}
-		report_progress(load, false);
-		if (load->member)
-			rc = tnd__member_piece(load, load->next_item, &piece, reterr);
-		else
-			rc = ready_piece(load, load->next_item, &piece, reterr);
-		if (rc < 0)
+		report_progress(load, load->next_item == load->item_count);
+		rc = next_piece(load, &index, &piece, reterr);
+		if (rc <= 0)
 			return rc;
-		rc = tnd__hand_out(load, load->next_item, &piece, ret_view);
+		rc = tnd__hand_out(load, index, &piece, ret_view);
 	} while (rc == 0);
 	if (rc < 0) {
 		if (rc == -ENOMEM)

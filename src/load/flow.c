@@ -113,9 +113,10 @@ void tnd_view_release(struct tnd_view *view)
 		atomic_fetch_sub_explicit(&flow->consumer_bytes, (int64_t)hold->own_bytes,
 					  memory_order_relaxed);
 	}
-	if (hold->buffer) {
+	if (hold->buffer || hold->staged_bytes) {
 		pthread_mutex_lock(&flow->lock);
-		last = buffer_drop_view(hold->buffer);
+		last = hold->buffer && buffer_drop_view(hold->buffer);
+		flow->held_bytes -= hold->staged_bytes;
 		flow->held_views--;
 		pthread_cond_signal(&flow->feeder);
 		flow->progress_ns = tnd__now_ns();

@@ -3,7 +3,7 @@
  * load_internal.h - the parts of a load and who owns them
  *
  * (A node's reader has no consumer: outlet.h. A member of a shared load has neither feeder nor
- * storage: member.h.)
+ * storage: member.h. A guest of one is first the one and then the other: guestload.h.)
  *
  *     feeder thread                storage threads                 the consumer
  *   feed.c: a slab for the      extents.c: bytes arrive:        deliver.c: next() waits for
@@ -105,7 +105,8 @@ struct tnd__hold {
 	struct tnd__hold *next, **link; /* in buffer->holds */
 	const void *data;
 	uint64_t bytes;
-	void *own; /* mapping to be unmapped, or NULL */
+	uint64_t staged_bytes; /* of a guest: charge of what it was gathered into */
+	void *own;             /* mapping to be unmapped, or NULL */
 	uint64_t own_bytes, own_map_bytes;
 	uint64_t shape_bytes;
 	uint64_t words[]; /* shape, then the name */
@@ -170,7 +171,8 @@ struct tnd_load {
 	struct tnd_slab_pool *pool;
 	struct tnd__storage *storage; /* NULL: a member, which reads nothing */
 	struct tnd__outlet *outlet;   /* NULL but for a node's reader */
-	struct tnd__member *member;   /* NULL but for a member of a shared load */
+	struct tnd__member *member;   /* NULL but for a member of a shared load, and in: */
+	struct tnd__guest *guest;     /* NULL but for a guest that found a reader */
 	struct tnd__flow *flow;
 	uint64_t bound_bytes;
 	uint64_t fixed_bytes;   /* charged from open to end */
@@ -225,6 +227,11 @@ int tnd__load_open_reader(struct tnd_plan *plan, const struct tnd_load_opts *opt
 			  struct tnd__outlet *outlet, const char *address,
 			  struct tnd_load **ret_load, struct tnd_error *reterr);
 
+/*
+ * A guest goes on alone: with `rest`, transferred, instead of the load's plan. Return: 0; as
+ * tnd_load_open().
+ */
+int tnd__load_start_rest(struct tnd_load *load, struct tnd_plan *rest, struct tnd_error *reterr);
 /* What is charged from open to end goes back. */
 void tnd__load_refund(struct tnd_load *load);
 /* Threads are gone, or were never there: everything else of the load that open made. */
@@ -295,6 +302,8 @@ void tnd__batch_submit(struct tnd__batch *batch);
 
 /* sample.c */
 void tnd__sample_start(struct tnd_load *load);
+/* What is in the page cache of the plan's files before they are read. */
+void tnd__sample_start_cache(struct tnd_load *load);
 /* At most each TND__SAMPLE_NS unless forced. */
 void tnd__sample(struct tnd_load *load, bool force);
 

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "member.h"
+#include "guestload.h"
 #include "outlet.h"
 
 static const char *const cache_names[] = {"unknown", "cold", "warm", "mixed"};
@@ -168,7 +168,7 @@ static void add_held(json_t *array, uint32_t rank, uint64_t ns, bool *failed)
 static json_t *held_up_by(const struct tnd_load *load, bool *failed)
 {
 	const struct tnd__outlet *outlet = load->outlet;
-	const struct tnd__member *member = load->member;
+	const struct tnd__member *member = load->guest ? load->guest->left : load->member;
 	json_t *array = json_array();
 
 	for (size_t i = 0; outlet && i < outlet->member_count; i++)

@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,7 +17,7 @@
 #include <tundish/time.h>
 
 #include "channel/bulk.h"
-#include "member.h"
+#include "guestload.h"
 #include "outlet.h"
 
 #define ATTACH_NS INT64_C(120000000000)
@@ -68,6 +69,12 @@ static void arrival_gone(void *arg)
 
 static int fail_corrupt(struct tnd_load *load, const char *what)
 {
+	/* A guest goes on alone. */
+	if (load->guest) {
+		snprintf(load->guest->why, sizeof(load->guest->why),
+			 "expected the stream of a working reader, found %s", what);
+		return TND_E_CORRUPT;
+	}
 	tnd__load_fail(load, TND_E_CORRUPT, NULL,
 		       "expected the stream of a working reader (process %d), found %s; restart it",
 		       (int)load->member->hello.pid, what);
@@ -195,10 +202,14 @@ static int take_table(struct tnd_load *load, const struct tnd_object *object)
 	struct tnd__member *member = load->member;
 	const struct tnd__stream_table *table = object->data;
 	const struct tnd__stream_entry *entries = (const void *)(table + 1);
+	bool whole = well_formed(object, sizeof(*table), sizeof(*entries));
 	int rc;
 
-	if (!well_formed(object, sizeof(*table), sizeof(*entries)) ||
-	    table->head.files != member->hello.head.files || table->file >= load->file_count ||
+	/* A guest may join in the middle of a list. */
+	if (whole && load->guest && !table->first && !member->table_open)
+		return 0;
+	if (!whole || table->head.files != member->hello.head.files ||
+	    table->file >= load->file_count ||
 	    (!table->first && (!member->table_open || table->slab != member->table.slab)) ||
 	    !entries_ok(load, table, entries))
 		return fail_corrupt(load, "a list of a slab that cannot be");
@@ -267,8 +278,11 @@ static struct tnd__arrival *arrival_create(struct tnd_load *load, const struct t
 	struct tnd__member *member = load->member;
 	struct tnd__arrival *arrival =
 		tnd__failpoint("load.alloc") < 0 ? NULL : calloc(1, sizeof(*arrival));
-	struct tnd__foreign foreign = {(void *)(uintptr_t)object->data, object->bytes, arrival_gone,
-				       arrival};
+	struct tnd__foreign foreign = {.data = (void *)(uintptr_t)object->data,
+				       .bytes = object->bytes,
+				       .gone = arrival_gone,
+				       .arg = arrival,
+				       .charged = load->guest ? object->bytes : 0};
 
 	if (!arrival)
 		return NULL;
@@ -305,11 +319,15 @@ static int take_slab(struct tnd_load *load, const struct tnd_object *object)
 		return fail_corrupt(load, "a slab of another size than its list says");
 	}
 	wanted = wanted_bytes(load);
+	if (wanted && load->guest && !tnd__guest_charge(load, object->bytes))
+		wanted = 0;
 	arrival = wanted ? arrival_create(load, object) : NULL;
 	if (!arrival) {
 		tnd_channel_release(member->channel, object);
 		if (!wanted)
 			return 0;
+		if (load->guest)
+			tnd_budget_refund(load->budget, object->bytes);
 		tnd__load_fail(load, -ENOMEM, NULL, "out of memory for a slab's record");
 		return -ENOMEM;
 	}
@@ -325,32 +343,55 @@ static int take_slab(struct tnd_load *load, const struct tnd_object *object)
 	arrival->next = member->arrivals;
 	member->arrivals = arrival;
 	pthread_mutex_unlock(&member->lock);
-	return 0;
+	return load->guest ? tnd__guest_choose(load, arrival) : 0;
+}
+
+/* Something else than a slab. */
+static int take_word(struct tnd_load *load, const struct tnd_object *object)
+{
+	const struct tnd__stream_head *head = object->data;
+	uint32_t kind = object->bytes < sizeof(*head) ? 0 : head->kind;
+
+	if (load->guest && kind && head->files != load->member->hello.head.files)
+		return fail_corrupt(load, "that of other files");
+	if (kind == TND__STREAM_TABLE)
+		return take_table(load, object);
+	if (kind == TND__STREAM_END)
+		return take_end(load, object);
+	/* Of a guest that was there before the reader began. */
+	if (kind == TND__STREAM_HELLO && load->guest)
+		return 0;
+	return fail_corrupt(load, "an object of no known kind");
+}
+
+int tnd__member_take(struct tnd_load *load, const struct tnd_object *object)
+{
+	struct tnd__member *member = load->member;
+	bool slab = tnd__bulk_is_slab(member->channel, object);
+	int rc = 0;
+
+	if (slab && member->table_whole)
+		return take_slab(load, object);
+	/* The list of a slab may have passed before a guest joined. */
+	if (!slab)
+		rc = take_word(load, object);
+	else if (!load->guest)
+		rc = fail_corrupt(load, "a slab without its list");
+	tnd_channel_release(member->channel, object);
+	return rc;
 }
 
 int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr)
 {
-	struct tnd__member *member = load->member;
-	const struct tnd__stream_head *head;
 	struct tnd_object object;
 	int rc = 0;
 
-	if (member->over)
+	if (load->member->over)
 		rc = fail_corrupt(load, "its end before all tensors of this rank had come");
 	if (rc == 0)
 		rc = next_object(load, &object);
-	if (rc == 0 && member->table_whole) {
-		rc = take_slab(load, &object);
-	} else if (rc == 0) {
-		head = object.data;
-		if (object.bytes >= sizeof(*head) && head->kind == TND__STREAM_TABLE)
-			rc = take_table(load, &object);
-		else if (object.bytes >= sizeof(*head) && head->kind == TND__STREAM_END)
-			rc = take_end(load, &object);
-		else
-			rc = fail_corrupt(load, "an object of no known kind");
-		tnd_channel_release(member->channel, &object);
-	}
+	if (rc == 0)
+		rc = tnd__member_take(load, &object);
 	return rc < 0 ? tnd__load_error(load, reterr) : 0;
 }
 
@@ -391,43 +432,42 @@ static int take_hello(struct tnd_load *load, const struct tnd_object *object,
 	return 0;
 }
 
-static int attach(struct tnd_load *load, int64_t deadline_ns, struct tnd_error *reterr)
-{
-	struct tnd_channel_attach_opts opts = {
-		.struct_bytes = sizeof(opts), .deadline_ns = deadline_ns, .warn_ns = -1};
-
-	if (load->opts.flags & TND_LOAD_F_WRITABLE)
-		opts.flags |= TND_CHANNEL_ATTACH_F_PRIVATE;
-	return tnd_channel_attach(load->opts.share, load->rank, &opts, &load->member->channel,
-				  reterr);
-}
-
-int tnd__member_open(struct tnd_load *load, struct tnd_error *reterr)
+int tnd__member_attach(struct tnd_load *load, uint32_t rank, int64_t deadline_ns,
+		       struct tnd_error *reterr)
 {
 	struct tnd__member *member =
 		tnd__failpoint("load.alloc") < 0 ? NULL : calloc(1, sizeof(*member));
-	int64_t deadline_ns =
-		load->opts.deadline_ns ? load->opts.deadline_ns : tnd__now_ns() + ATTACH_NS;
-	struct tnd_object object;
-	int rc;
+	struct tnd_channel_attach_opts opts = {
+		.struct_bytes = sizeof(opts), .deadline_ns = deadline_ns, .warn_ns = -1};
 
 	if (!member)
 		return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
 	pthread_mutex_init(&member->lock, NULL);
 	atomic_init(&member->refs, 1);
 	load->member = member;
-	rc = attach(load, deadline_ns, reterr);
+	if (load->opts.flags & TND_LOAD_F_WRITABLE)
+		opts.flags |= TND_CHANNEL_ATTACH_F_PRIVATE;
+	return tnd_channel_attach(load->opts.share, rank, &opts, &member->channel, reterr);
+}
+
+int tnd__member_open(struct tnd_load *load, struct tnd_error *reterr)
+{
+	int64_t deadline_ns =
+		load->opts.deadline_ns ? load->opts.deadline_ns : tnd__now_ns() + ATTACH_NS;
+	struct tnd_object object;
+	int rc = tnd__member_attach(load, load->rank, deadline_ns, reterr);
+
 	if (rc < 0)
 		return rc;
-	rc = tnd_channel_borrow(member->channel, deadline_ns, &object, reterr);
+	rc = tnd_channel_borrow(load->member->channel, deadline_ns, &object, reterr);
 	if (rc < 0) {
 		/* Why it ended before it began. */
-		int told = tnd__bulk_told(member->channel, reterr);
+		int told = tnd__bulk_told(load->member->channel, reterr);
 
 		return told < 0 ? told : rc;
 	}
 	rc = take_hello(load, &object, reterr);
-	tnd_channel_release(member->channel, &object);
+	tnd_channel_release(load->member->channel, &object);
 	return rc;
 }
 
@@ -479,7 +519,7 @@ static int keep(struct tnd__member *member, struct tnd__arrival *arrival)
 void tnd__member_leave(struct tnd_load *load)
 {
 	struct tnd__member *member = load->member;
-	bool stays = false;
+	bool stays = false, spoilt = false;
 
 	if (!member->channel)
 		return;
@@ -488,9 +528,12 @@ void tnd__member_leave(struct tnd_load *load)
 	while (drop_one(member))
 		;
 	pthread_mutex_lock(&member->lock);
-	for (struct tnd__arrival *arrival = member->arrivals; arrival; arrival = arrival->next)
-		if (!arrival->kept_base && keep(member, arrival) < 0)
-			stays = true;
+	for (struct tnd__arrival *arrival = member->arrivals; arrival; arrival = arrival->next) {
+		int rc = arrival->kept_base ? 0 : keep(member, arrival);
+
+		spoilt |= rc == TND_E_EVICTED;
+		stays |= rc < 0 && rc != TND_E_EVICTED;
+	}
 	/*
 	 * Where there is no memory for a copy this reader stays until its last view is released:
 	 * it holds the others up, and they say so, but nothing is overwritten under a holder.
@@ -500,4 +543,10 @@ void tnd__member_leave(struct tnd_load *load)
 		member->channel = NULL;
 	}
 	pthread_mutex_unlock(&member->lock);
+	if (spoilt)
+		tnd__load_fail(
+			load, TND_E_EVICTED, NULL,
+			"expected a reader that knows that this process lives, found that it "
+			"took it for dead: views that were still held may have changed; load "
+			"again");
 }

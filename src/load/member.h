@@ -59,8 +59,8 @@ struct tnd__member {
 };
 
 /*
- * Attaches, and takes HELLO. Return: 0; as tnd_channel_attach; TND_E_CHANGED (other files);
- * TND_E_INVALID (another plan).
+ * Attaches, and takes HELLO; not for guests. Return: 0; as tnd_channel_attach; TND_E_CHANGED (other
+ * files); TND_E_INVALID (another plan).
  */
 int tnd__member_open(struct tnd_load *load, struct tnd_error *reterr);
 /*
@@ -73,7 +73,16 @@ void tnd__member_leave(struct tnd_load *load);
 /* NULL is allowed. */
 void tnd__member_unref(struct tnd__member *member);
 
-/* -- member.c, for take.c -- */
+/* -- member.c, for take.c and guestload.c -- */
+
+/* Attaches as `rank`. Return: 0; as tnd_channel_attach(). */
+int tnd__member_attach(struct tnd_load *load, uint32_t rank, int64_t deadline_ns,
+		       struct tnd_error *reterr);
+/*
+ * An object that came, which is released here or by its arrival. Return: 0; the load's error, but
+ * for a guest what is wrong with the stream, in guest->why.
+ */
+int tnd__member_take(struct tnd_load *load, const struct tnd_object *object);
 
 /* The next slab, if any of it is ours, becomes an arrival. Return: 0; the load's error. */
 int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr);
@@ -82,6 +91,12 @@ int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr);
 
 /* Every piece of the arrival was handed out. */
 void tnd__member_delivered(struct tnd__arrival *arrival);
+/* End of the kept bytes of the item that the arrival has, from `kept` on without a gap. */
+uint64_t tnd__member_end_in(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
+			    uint64_t kept);
+/* How the piece, which the arrival has, is handed out: sets `data`, and may make it shorter. */
+void tnd__member_fill(const struct tnd_load *load, const struct tnd_plan_item *item,
+		      struct tnd__arrival *arrival, struct tnd__piece *piece);
 /* Counts it where it is an overrun. */
 bool tnd__member_must_copy(struct tnd_load *load, const struct tnd__piece *piece);
 /* The piece, out of its arrival. */

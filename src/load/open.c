@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * open.c - a load is made: alone, as a node's reader, or as a member of a shared load
+ * open.c - a load is made: alone, as a node's reader, as a member or a guest of a shared load
  *
  *              tables  account            pool                 threads
  *   alone        x     the plan's budget  slabs                storage, touchers, feeder
  *   reader       x     the node's budget  shared slabs         storage, feeder; the channel
  *   member       x     what it sets aside staging, adopted     none; attached to the channel
+ *   guest        x     the plan's budget  staging, adopted     none; attached to the channel
+ *    '- alone    its own plan  as before  slabs                storage, touchers, feeder
  *
  * Failure anywhere in it leaves nothing behind.
  */
@@ -13,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "member.h"
+#include "guestload.h"
 #include "outlet.h"
 
 /* storage/ is below this layer, so it has the numbers under names of its own. */
@@ -64,6 +66,15 @@ static bool reads(const struct tnd_load *load)
 	return !load->opts.share;
 }
 
+/* Before there are threads that look. */
+static void set_states(struct tnd_load *load)
+{
+	for (size_t i = 0; i < load->item_count; i++)
+		atomic_init(&load->states[i], load->items[i].slab == TND_PLAN_NO_SLAB
+						      ? TND__ITEM_READY
+						      : TND__ITEM_NOT_FED);
+}
+
 static int make_tables(struct tnd_load *load)
 {
 	load->flow = tnd__flow_create();
@@ -84,10 +95,7 @@ static int make_tables(struct tnd_load *load)
 		if (!load->owns)
 			return -ENOMEM;
 	}
-	for (size_t i = 0; i < load->item_count; i++)
-		atomic_init(&load->states[i], load->items[i].slab == TND_PLAN_NO_SLAB
-						      ? TND__ITEM_READY
-						      : TND__ITEM_NOT_FED);
+	set_states(load);
 	for (size_t i = 0; i < load->file_count; i++)
 		load->load_files[i].cached_before = -ENODATA;
 	return 0;
@@ -116,7 +124,7 @@ static int make_budget(struct tnd_load *load, struct tnd_error *reterr)
 	uint64_t bytes = load->totals.budget_bytes;
 	int rc;
 
-	if (load->member)
+	if (load->member && !load->guest)
 		bytes = member_budget(load);
 	if (load->outlet)
 		bytes = tnd__plan_node_budget(load->plan);
@@ -131,6 +139,23 @@ static int make_budget(struct tnd_load *load, struct tnd_error *reterr)
 					 tnd_strerror(rc));
 }
 
+/* Of a guest, the tables of its second plan. Where they do not fit it reads alone. */
+static uint64_t guest_aside(struct tnd_load *load)
+{
+	const struct tnd_plan_totals *totals = &load->totals;
+	uint64_t bytes = load->guest ? load->guest->tables_bytes : 0;
+	/* With oversize overrun a plan may need more than its budget. */
+	bool fits = totals->needed_budget_bytes <= totals->budget_bytes;
+	uint64_t least = fits ? totals->needed_budget_bytes : totals->fixed_bytes;
+
+	if (load->guest && least + bytes > load->bound_bytes) {
+		tnd__guest_drop(load, "its budget has no room for the tables of a second plan");
+		return 0;
+	}
+	load->totals.metadata_bytes += bytes;
+	return bytes;
+}
+
 /* The account, and what is charged to it from open to end. */
 static int take_budget(struct tnd_load *load, struct tnd_error *reterr)
 {
@@ -142,10 +167,11 @@ static int take_budget(struct tnd_load *load, struct tnd_error *reterr)
 
 	if (rc < 0)
 		return rc;
-	needed = load->totals.needed_budget_bytes + aside;
-	fixed = load->totals.fixed_bytes + aside;
 	tnd_budget_stats(load->budget, &stats);
 	load->bound_bytes = stats.bound_bytes;
+	aside += guest_aside(load);
+	needed = load->totals.needed_budget_bytes + aside;
+	fixed = load->totals.fixed_bytes + aside;
 	if (stats.bound_bytes < needed &&
 	    load->totals.needed_budget_bytes <= load->totals.budget_bytes)
 		return tnd__fail_plain(reterr, TND_E_BUDGET,
@@ -172,14 +198,17 @@ static int make_pool(struct tnd_load *load, struct tnd_error *reterr)
 		.numa = load->opts.numa,
 		.numa_given = load->opts.numa_given,
 		.budget = load->budget,
-		.slab_bytes = load->member ? load->member->staging_piece
-					   : load->totals.slab_capacity_bytes};
+		.slab_bytes = load->totals.slab_capacity_bytes};
 	int rc;
 
+	if (load->member)
+		opts.slab_bytes = load->member->staging_piece;
+	/* Each buffer as large as what is gathered in it. */
+	if (load->guest)
+		opts.slab_bytes = 0;
 	if (load->outlet)
 		opts.flags = TND_SLAB_POOL_F_SHARED;
 	rc = tnd_slab_pool_create(&opts, &load->pool);
-
 	if (rc < 0)
 		return tnd__fail_plain(reterr, rc, "the slab pool could not be made: %s",
 				       tnd_strerror(rc));
@@ -203,8 +232,22 @@ static int make_storage(struct tnd_load *load, struct tnd_error *reterr)
 		.window_count = (uint32_t)(load->totals.window_bytes / load->totals.chunk_bytes),
 		.cpus = load->cpus,
 		.numa = load->opts.numa_given ? load->opts.numa : TND_NUMA_AUTO};
+	struct tnd__storage *storage;
+	int rc = tnd__storage_create(&opts, &storage, reterr);
 
-	return tnd__storage_create(&opts, &load->storage, reterr);
+	if (rc < 0)
+		return rc;
+	/* Others may ask for figures meanwhile. */
+	pthread_mutex_lock(&load->flow->lock);
+	load->storage = storage;
+	pthread_mutex_unlock(&load->flow->lock);
+	return 0;
+}
+
+static int make_toucher(struct tnd_load *load, struct tnd_error *reterr)
+{
+	load->toucher = tnd__toucher_create(load->storage);
+	return load->toucher ? 0 : tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
 }
 
 static int start_feeder(struct tnd_load *load, struct tnd_error *reterr)
@@ -233,7 +276,11 @@ static int start(struct tnd_load *load, const char *address, struct tnd_error *r
 				       "out of memory for the tables of a load of %zu tensors",
 				       load->item_count);
 	tnd__sample_start(load);
-	if (!reads(load) && (rc = tnd__member_open(load, reterr)) < 0)
+	if (load->opts.share && (load->opts.flags & TND_LOAD_F_GUEST))
+		rc = tnd__guest_open(load, reterr);
+	else if (load->opts.share)
+		rc = tnd__member_open(load, reterr);
+	if (rc < 0)
 		return rc;
 	if ((rc = take_budget(load, reterr)) < 0 || (rc = make_pool(load, reterr)) < 0)
 		return rc;
@@ -242,12 +289,27 @@ static int start(struct tnd_load *load, const char *address, struct tnd_error *r
 		return rc;
 	if (load->outlet && (rc = tnd__outlet_open(load->outlet, load, address, reterr)) < 0)
 		return rc;
-	if (!load->outlet && (reads(load) || load->owns)) {
-		load->toucher = tnd__toucher_create(load->storage);
-		if (!load->toucher)
-			return tnd__fail_plain(reterr, -ENOMEM, "out of memory for a load");
-	}
+	if (!load->outlet && !load->guest && (reads(load) || load->owns) &&
+	    (rc = make_toucher(load, reterr)) < 0)
+		return rc;
 	return reads(load) ? start_feeder(load, reterr) : 0;
+}
+
+int tnd__load_start_rest(struct tnd_load *load, struct tnd_plan *rest, struct tnd_error *reterr)
+{
+	int rc;
+
+	load->plan = rest;
+	load->items = tnd_plan_items(rest, &load->item_count);
+	load->slabs = tnd_plan_slabs(rest, &load->slab_count);
+	load->next_item = 0;
+	set_states(load);
+	tnd_slab_pool_trim(load->pool);
+	tnd__slab_pool_set_standard(load->pool, load->totals.slab_capacity_bytes);
+	tnd__sample_start_cache(load);
+	if ((rc = make_storage(load, reterr)) < 0 || (rc = make_toucher(load, reterr)) < 0)
+		return rc;
+	return start_feeder(load, reterr);
 }
 
 void tnd__load_refund(struct tnd_load *load)
@@ -265,6 +327,7 @@ void tnd__load_free(struct tnd_load *load)
 	if (load->outlet)
 		tnd__outlet_close(load->outlet);
 	tnd__member_unref(load->member);
+	tnd__guest_free(load->guest);
 	free(load->owns);
 	free(load->load_files);
 	free(load->buffers);

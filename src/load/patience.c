@@ -6,7 +6,7 @@
  * around after each: cancelled? deadline? who keeps the oldest slab?
  *
  *   reads in flight          nobody is to blame: they cost nothing yet
- *   a guest is late          let go at once
+ *   only guests are late     let go at once; also where only the ring is full, or the end unread
  *   members are late         the slice is put down to each of them
  *     one of them alone      let go after evict_ns
  *     all slabs, stall_ns    the load fails
@@ -95,18 +95,31 @@ static int give_up_missing(struct tnd__outlet *outlet, const struct tnd__bulk_fi
 	return rc;
 }
 
-/* Guests go at once, a member that alone keeps the others waiting after evict_ns. */
+/* Guests go at once where nobody else is waited for. */
+static void let_guests_go(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures)
+{
+	/* All slabs are free: it is the ring that is full, or the end that was not read. */
+	bool slabs = figures->late_count != 0;
+	const uint32_t *ranks = slabs ? figures->late : figures->behind;
+	uint32_t count = slabs ? figures->late_count : figures->behind_count;
+
+	for (uint32_t i = 0; i < count; i++)
+		if (held_of(outlet, ranks[i]))
+			return;
+	for (uint32_t i = 0; i < count && !figures->missing_count; i++) {
+		tnd_channel_evict(outlet->channel, ranks[i]);
+		outlet->guests_let_go++;
+	}
+}
+
+/* A member that alone keeps the others waiting is let go after evict_ns. */
 static int let_go(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures,
 		  struct waiting *waiting, int64_t now)
 {
 	struct tnd_error error;
 	uint32_t rank;
 
-	for (uint32_t i = 0; i < figures->late_count; i++)
-		if (!held_of(outlet, figures->late[i])) {
-			tnd_channel_evict(outlet->channel, figures->late[i]);
-			outlet->guests_let_go++;
-		}
+	let_guests_go(outlet, figures);
 	rank = figures->late_count == 1 ? figures->late[0] : TND_RANK_NONE;
 	if (rank != waiting->alone) {
 		waiting->alone = rank;

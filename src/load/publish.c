@@ -11,9 +11,9 @@ static void set(_Atomic uint64_t *counter, uint64_t value)
 void tnd__publish_open(struct tnd_load *load)
 {
 	struct tnd__live_page *page;
-	uint32_t role = load->outlet   ? TND__LIVE_READER
-			: load->member ? TND__LIVE_MEMBER
-				       : TND__LIVE_ALONE;
+	uint32_t role = load->outlet                   ? TND__LIVE_READER
+			: load->member && !load->guest ? TND__LIVE_MEMBER
+						       : TND__LIVE_ALONE;
 
 	/* A load that cannot be seen is a load all the same. */
 	if (tnd__live_open(role, load->outlet ? UINT32_MAX : load->rank, &load->live) < 0)

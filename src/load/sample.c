@@ -33,8 +33,8 @@ static void sample_cache(struct tnd_load *load, bool all)
 }
 
 /*
- * What of this process's memory counts. The slabs of a shared load are mapped by several, and in one
- * of them twice: they count once, with their reader, whatever is mapped.
+ * What of this process's memory counts. The slabs of a shared load are mapped by several, and in
+ * one of them twice: they count once, with their reader, whatever is mapped.
  */
 static uint64_t resident(const struct tnd_load *load)
 {
@@ -42,7 +42,8 @@ static uint64_t resident(const struct tnd_load *load)
 
 	if (!load->outlet && !load->opts.share)
 		return tnd__private_bytes();
-	if (load->outlet && load->pool)
+	/* A guest's own slabs may be memfds. */
+	if (load->pool && (load->outlet || load->opts.flags & TND_LOAD_F_SHARED_SLABS))
 		tnd_slab_pool_stats(load->pool, &pool);
 	return tnd__anon_bytes() + pool.mapped_bytes;
 }
@@ -51,9 +52,13 @@ void tnd__sample_start(struct tnd_load *load)
 {
 	load->private_before = resident(load);
 	load->cache_known = true;
-	/* A member brings nothing into the page cache. */
-	if (load->opts.share)
-		return;
+	/* A member brings nothing into the page cache, nor does a guest as long as it is attached. */
+	if (!load->opts.share)
+		tnd__sample_start_cache(load);
+}
+
+void tnd__sample_start_cache(struct tnd_load *load)
+{
 	for (size_t i = 0; i < load->slab_count; i++)
 		load->load_files[load->slabs[i].file].cached_before = 0;
 	for (size_t i = 0; i < load->file_count; i++) {

@@ -60,9 +60,8 @@ static struct tnd__arrival *find(struct tnd__member *member, const struct tnd_pl
 	return arrival;
 }
 
-/* End of the kept bytes that the arrival has, from `kept` on without a gap. */
-static uint64_t end_in(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
-		       uint64_t kept)
+uint64_t tnd__member_end_in(const struct tnd__arrival *arrival, const struct tnd_plan_item *item,
+			    uint64_t kept)
 {
 	while (kept < item->kept_bytes) {
 		uint64_t run, offset = tnd__slice_file_at(item, kept, &run);
@@ -86,8 +85,8 @@ static bool well_placed(const struct tnd_load *load, const struct tnd_plan_item 
 	       (!align || (uintptr_t)data % align == 0);
 }
 
-static void fill_piece(const struct tnd_load *load, const struct tnd_plan_item *item,
-		       struct tnd__arrival *arrival, struct tnd__piece *piece)
+void tnd__member_fill(const struct tnd_load *load, const struct tnd_plan_item *item,
+		      struct tnd__arrival *arrival, struct tnd__piece *piece)
 {
 	const struct tnd__member *member = load->member;
 	uint64_t run, offset = tnd__slice_file_at(item, piece->begin, &run);
@@ -157,8 +156,8 @@ int tnd__member_piece(struct tnd_load *load, size_t index, struct tnd__piece *re
 		if (rc < 0)
 			return rc;
 	}
-	ret_piece->end = end_in(arrival, item, member->position);
-	fill_piece(load, item, arrival, ret_piece);
+	ret_piece->end = tnd__member_end_in(arrival, item, member->position);
+	tnd__member_fill(load, item, arrival, ret_piece);
 	member->position = ret_piece->end;
 	pthread_mutex_lock(&load->flow->lock);
 	load->stats.storage_wait_ns += (uint64_t)(tnd__now_ns() - start);
@@ -294,6 +293,21 @@ bool tnd__member_whole(const struct tnd_load *load, const struct tnd_plan_item *
 	       load->plan->choice.oversize != TND_OVERSIZE_PIECES;
 }
 
+/*
+ * What a guest's views hold is one account, gathered or not: later its own feeder may wait for it.
+ * (A member's staging is apart from the slabs that it may keep.)
+ */
+static void hold_staged(struct tnd_load *load, struct tnd__hold *hold, uint64_t bytes)
+{
+	struct tnd__flow *flow = load->flow;
+
+	hold->staged_bytes = tnd__round_up(bytes, TND__PAGE);
+	pthread_mutex_lock(&flow->lock);
+	flow->held_bytes += hold->staged_bytes;
+	flow->held_views++;
+	pthread_mutex_unlock(&flow->lock);
+}
+
 int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
 		      const struct tnd__piece *piece, struct tnd_view *view)
 {
@@ -318,6 +332,8 @@ int tnd__member_stage(struct tnd_load *load, const struct tnd_plan_item *item,
 	if (rc < 0)
 		return rc;
 	view->data = data;
+	if (load->guest)
+		hold_staged(load, hold, bytes);
 	if (whole)
 		tnd__view_whole(view, item);
 	tnd_slab_release(member->stage);

@@ -86,20 +86,24 @@ size_t tnd__slab_pool_holders(struct tnd_slab_pool *pool, char *out, size_t out_
 bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool);
 /* The slab_bytes that it was made with. */
 uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool);
+/* From now on it is this. While nobody acquires. */
+void tnd__slab_pool_set_standard(struct tnd_slab_pool *pool, uint64_t slab_bytes);
 
 /* tnd_slab_release() of a slab that others may still map: it is unmapped, and not used again. */
 void tnd__slab_discard(struct tnd_slab *slab);
 
 /*
  * A slab of somebody else's memory, so that leases, their names and counts are kept as for the
- * pool's own: live at once, never idle, not charged. `gone`: called once nobody holds it any more,
- * from whoever let go last, without a lock. `file`: as in tnd_slab_acquire(). Return: 0, -ENOMEM.
+ * pool's own: live at once, never idle. `charged`: what the caller has charged the pool's budget
+ * for it, refunded in the end. `gone`: called once nobody holds it any more, from whoever let go
+ * last, without a lock. `file`: as in tnd_slab_acquire(). Return: 0, -ENOMEM.
  */
 struct tnd__foreign {
 	void *data;
 	uint64_t bytes;
 	void (*gone)(void *arg);
 	void *arg;
+	uint64_t charged;
 };
 int tnd__slab_adopt(struct tnd_slab_pool *pool, const struct tnd__foreign *foreign,
 		    const char *file, struct tnd_slab **ret_slab);

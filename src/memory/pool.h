@@ -38,7 +38,7 @@ struct tnd_slab {
 	int fd;
 	bool standard; /* of the pool's slab_bytes */
 	bool doomed;   /* not to be used again */
-	/* Adopted memory: told instead of unmapping it; it is neither charged nor counted as mapped. */
+	/* Adopted memory: told instead of unmapping it; it is not counted as mapped. */
 	void (*gone)(void *arg);
 	void *gone_arg;
 };

@@ -346,6 +346,7 @@ int tnd__slab_adopt(struct tnd_slab_pool *pool, const struct tnd__foreign *forei
 	slab->doomed = true;
 	slab->gone = foreign->gone;
 	slab->gone_arg = foreign->arg;
+	slab->charge = foreign->charged;
 	pthread_mutex_lock(&pool->lock);
 	pool->refs++;
 	hand_out(pool, slab, foreign->bytes, copy);
@@ -464,6 +465,14 @@ bool tnd__slab_pool_shared(const struct tnd_slab_pool *pool)
 uint64_t tnd__slab_pool_standard(const struct tnd_slab_pool *pool)
 {
 	return pool->standard_bytes;
+}
+
+void tnd__slab_pool_set_standard(struct tnd_slab_pool *pool, uint64_t slab_bytes)
+{
+	pthread_mutex_lock(&pool->lock);
+	pool->slab_bytes = slab_bytes;
+	pool->standard_bytes = tnd__round_up(slab_bytes, TND__PAGE);
+	pthread_mutex_unlock(&pool->lock);
 }
 
 void tnd__slab_discard(struct tnd_slab *slab)
