@@ -42,7 +42,10 @@ struct tnd_plan;
 #define TND_PACKING_NAME 1u
 #define TND_PACKING_FILE 2u
 
-/* A tensor that cannot fit into the budget. */
+/*
+ * A tensor that cannot fit into the budget. A shared load (share.h) hands all that is larger than
+ * its slabs out in pieces where PIECES is chosen.
+ */
 #define TND_OVERSIZE_REFUSE 0u  /* TND_E_OVERSIZE */
 #define TND_OVERSIZE_PIECES 1u  /* handed out in several views */
 #define TND_OVERSIZE_OVERRUN 2u /* goes alone and over the budget, counted */

@@ -15,79 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "channel/bulk.h"
 #include "outlet.h"
-
-/* To blame for what fails here; a node's reader has none. */
-static int32_t own_rank(const struct tnd_load *load)
-{
-	return load->outlet ? -1 : (int32_t)load->rank;
-}
-
-void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error)
-{
-	struct tnd__flow *flow = load->flow;
-	bool first;
-
-	pthread_mutex_lock(&flow->lock);
-	first = !load->failed;
-	if (first) {
-		load->failed = true;
-		load->error = *error;
-	}
-	pthread_cond_broadcast(&flow->consumer);
-	pthread_mutex_unlock(&flow->lock);
-	if (!first)
-		return;
-	atomic_store_explicit(&load->stopping, true, memory_order_relaxed);
-	if (load->outlet)
-		tnd__bulk_tell(load->outlet->channel, &load->error);
-	if (load->storage)
-		tnd__storage_cancel(load->storage);
-	tnd_budget_wake(load->budget);
-}
-
-int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr)
-{
-	int code = 0;
-
-	pthread_mutex_lock(&load->flow->lock);
-	if (load->failed) {
-		code = load->error.code;
-		if (reterr)
-			*reterr = load->error;
-	}
-	pthread_mutex_unlock(&load->flow->lock);
-	return code;
-}
-
-void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,
-		    const char *format, ...)
-{
-	char sentence[TND_ERROR_MESSAGE_MAX];
-	struct tnd_error error;
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(sentence, sizeof(sentence), format, args);
-	va_end(args);
-	tnd__fail(&error, code, where, "%s", sentence);
-	error.rank = own_rank(load);
-	tnd__load_fail_detail(load, &error);
-}
-
-void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
-{
-	char sentence[TND_ERROR_MESSAGE_MAX];
-	struct tnd_error error;
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(sentence, sizeof(sentence), format, args);
-	va_end(args);
-	tnd__fail_rank(&error, code, rank, "%s", sentence);
-	tnd__load_fail_detail(load, &error);
-}
 
 /* A file's reads are over: its report is taken, its size looked at once more. */
 static void close_source(struct tnd_load *load, size_t index)
@@ -165,7 +93,7 @@ static int open_source(struct tnd_load *load, size_t slab)
 	rc = tnd__source_open(load->storage, known->fd, known->name, known->bytes, &file->source,
 			      &error);
 	if (rc < 0) {
-		error.rank = own_rank(load);
+		error.rank = tnd__load_own_rank(load);
 		tnd__load_fail_detail(load, &error);
 		return rc;
 	}

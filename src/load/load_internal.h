@@ -253,16 +253,6 @@ void *tnd__feed(void *load);
 /* Makes the memory that item `index` will be delivered in, and has it touched. Return: 0, -ENOMEM. */
 int tnd__own_ahead(struct tnd_load *load, size_t index);
 void tnd__feed_close_sources(struct tnd_load *load, bool all);
-/* First error wins; stops the load. `where` nullable. Lock not held. */
-void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,
-		    const char *format, ...) __attribute__((format(printf, 4, 5)));
-/* The same, with a rank to blame. */
-void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
-	__attribute__((format(printf, 4, 5)));
-/* The same; what it says is left as it is. */
-void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error);
-/* The first error, if any, copied out. Return: its code, or 0. */
-int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
 
 /* deliver.c */
 /*
@@ -285,6 +275,20 @@ uint64_t tnd__slice_kept_before(const struct tnd_plan_item *item, uint64_t offse
 uint64_t tnd__slice_file_at(const struct tnd_plan_item *item, uint64_t kept, uint64_t *ret_run);
 /* Kept bytes of one row. */
 uint64_t tnd__slice_row(const struct tnd_plan_item *item);
+
+/* fail.c */
+/* First error wins; stops the load. `where` nullable. Lock not held. */
+void tnd__load_fail(struct tnd_load *load, int code, const struct tnd__where *where,
+		    const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* The same, with a rank to blame. */
+void tnd__load_fail_rank(struct tnd_load *load, int code, int32_t rank, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+/* The same; what it says is left as it is. */
+void tnd__load_fail_detail(struct tnd_load *load, const struct tnd_error *error);
+/* The first error, if any, copied out. Return: its code, or 0. */
+int tnd__load_error(struct tnd_load *load, struct tnd_error *reterr);
+/* To blame for what fails here; a node's reader has none. */
+int32_t tnd__load_own_rank(const struct tnd_load *load);
 
 /* touch.c */
 struct tnd__toucher;

@@ -189,6 +189,11 @@ struct tnd__buffer *tnd__outlet_feed(struct tnd__outlet *outlet, size_t slab)
 	struct claim claim = {.bytes = load->slabs[slab].bytes};
 	struct tnd__buffer *buffer;
 
+	if (slab == 0)
+		outlet->premake = tnd__premake_start(
+			load, (uint32_t)TND__MIN(load->slab_count, SLABS_ENOUGH) - 1);
+	else
+		tnd__premake_await(outlet->premake);
 	if (send_table(outlet, slab) < 0 ||
 	    tnd__outlet_patiently(outlet, attempt_reserve, &claim) < 0)
 		return NULL;
@@ -288,6 +293,8 @@ void tnd__outlet_close(struct tnd__outlet *outlet)
 {
 	struct tnd_load *load = outlet->load;
 
+	tnd__premake_end(outlet->premake);
+	outlet->premake = NULL;
 	if (!outlet->channel)
 		return;
 	for (size_t i = 0; load->buffers && i < load->slab_count; i++) {

@@ -30,7 +30,8 @@ struct tnd__outlet {
 	int64_t meet_ns, stall_ns, evict_ns;
 	uint64_t guests_let_go; /* the feeder's, until its end */
 	void *table;            /* the feeder's: TND__STREAM_OBJECT_MAX */
-	bool through;           /* flow lock: the feeder is */
+	struct tnd__premake *premake;
+	bool through; /* flow lock: the feeder is */
 };
 
 /* By open, once account and pool are there. Return: 0, as tnd_channel_create. */
@@ -57,6 +58,17 @@ typedef int (*tnd__attempt_fn)(struct tnd__outlet *outlet, void *arg, int64_t de
 int tnd__outlet_patiently(struct tnd__outlet *outlet, tnd__attempt_fn attempt, void *arg);
 /* Cancelled, over the deadline, failed? Return: 0; the load's error, which is set then. */
 int tnd__outlet_check(struct tnd__outlet *outlet);
+
+/* -- premake.c -- */
+
+#define TND__PREMAKE_MAX 4u
+
+struct tnd__premake;
+/* Has `count` slabs made. Return: NULL where that cannot be; they are then made one by one. */
+struct tnd__premake *tnd__premake_start(struct tnd_load *load, uint32_t count);
+/* Until one of them is there, or none is to come. NULL is allowed, here and below. */
+void tnd__premake_await(struct tnd__premake *premake);
+void tnd__premake_end(struct tnd__premake *premake);
 
 /* load_report.c: the `share` object of tundish.load/1. Return: 0, -ENOMEM. */
 int tnd__share_report(const struct tnd__outlet *outlet, char **ret_text);

@@ -7,8 +7,9 @@
  *
  * A slab that holds a whole tensor for eight ranks is large, and large slabs are dear: their memory
  * is touched for the first time while nothing is read. What a member keeps as one run must stay
- * together, so that it can be used where it is; what is gathered anyway may come in any number of
- * parts. Cuts are made at 4 KiB of the file where there is a choice: no block is read twice.
+ * together, so that it can be used where it is, unless it is larger than a slab and its consumer
+ * takes pieces; what is gathered anyway may come in any number of parts. Cuts are made at 4 KiB of
+ * the file where there is a choice: no block is read twice.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -49,8 +50,12 @@ static void find_solids(struct cuts *cuts, const struct tnd_plan_item *item)
 		if (!tnd__experts_keeps(cuts->slicer, index))
 			continue;
 		tnd__shape_item(cuts->slicer, index, &slice);
-		if (slice.kept_bytes && !tnd__plan_gathers(plan, &slice) &&
-		    tnd__plan_one_run(&slice, &solid->begin, &solid->end))
+		if (!slice.kept_bytes || tnd__plan_gathers(plan, &slice) ||
+		    !tnd__plan_one_run(&slice, &solid->begin, &solid->end))
+			continue;
+		/* Who takes pieces takes them of this, too. */
+		if (solid->end - solid->begin <= cuts->limit ||
+		    plan->choice.oversize != TND_OVERSIZE_PIECES)
 			cuts->solid_count++;
 	}
 }
