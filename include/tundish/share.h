@@ -14,8 +14,9 @@
  *
  * Members are the ranks that the union plan was made for; the reading process may be one of them,
  * with a load of its own. Reading begins at once and waits for members that come late, as far as
- * the budget goes. A member that leaves early (tnd_load_close) frees its share at once. The death
- * of a member is told to all others within a second, by rank.
+ * the budget goes. A member that leaves early (tnd_load_close, tnd_load_cancel) frees its share at
+ * once. The death of a member, or that its load has failed, is told to all others within a second,
+ * by rank.
  *
  * Guests (TND_LOAD_F_GUEST) are other processes that load the same files: they take what passes
  * from when they attached on, and never make anybody wait: one that lags is let go and reads the

@@ -356,6 +356,7 @@ static int try_take(struct tnd_channel *channel, const struct tnd__ask *ask, uin
 	*ret_short = false;
 	if (ask->reuse && index == TND__SLABS_MAX)
 		return -EAGAIN;
+	channel->slabs->overrun = ask->overrun;
 	while (index == TND__SLABS_MAX) {
 		uint32_t vacant = find_vacant(channel);
 

@@ -69,6 +69,7 @@ struct tnd__slabs {
 	/* writer */
 	struct tnd_slab_pool *pool;
 	uint64_t serials; /* given so far */
+	bool overrun;     /* the slab that is made now may go over the budget */
 	/* Bits of indices: a reader that was given up may look at them: retired when free. */
 	_Atomic uint64_t spoilt;
 	/* reader, under lock */

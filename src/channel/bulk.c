@@ -11,10 +11,14 @@
 
 #include "bigobject.h"
 
-int tnd__bulk_reserve(struct tnd_channel *channel, uint64_t bytes, bool reuse, int64_t deadline_ns,
-		      struct tnd_reservation *ret_reservation, struct tnd_error *reterr)
+int tnd__bulk_reserve(struct tnd_channel *channel, uint64_t bytes, enum tnd__bulk_how how,
+		      int64_t deadline_ns, struct tnd_reservation *ret_reservation,
+		      struct tnd_error *reterr)
 {
-	const struct tnd__ask ask = {.bytes = bytes, .by_slab = true, .reuse = reuse};
+	const struct tnd__ask ask = {.bytes = bytes,
+				     .by_slab = true,
+				     .reuse = how == TND__BULK_REUSE,
+				     .overrun = how == TND__BULK_OVERRUN};
 
 	return tnd__writer_reserve(channel, &ask, deadline_ns, ret_reservation, reterr);
 }

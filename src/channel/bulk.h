@@ -17,14 +17,18 @@
 #include "base/base.h"
 
 /*
- * tnd_channel_reserve() by slab also where `bytes` would fit the ring. `reuse`: only memory that is
- * there already: -ETIMEDOUT where none came free until the deadline, or there is none at all.
+ * tnd_channel_reserve() by slab also where `bytes` would fit the ring.
+ *   REUSE     only memory that is there already: -ETIMEDOUT where none came free until the deadline,
+ *             or there is none at all
+ *   OVERRUN   memory that the budget has no room for is had all the same, and counted there
  * A pool with slab_bytes gives slabs of exactly its size to what fits them (and of exactly `bytes`
  * to what does not), instead of half as large again.
  * Blocking: may sleep. Return: as tnd_channel_reserve.
  */
-int tnd__bulk_reserve(struct tnd_channel *channel, uint64_t bytes, bool reuse, int64_t deadline_ns,
-		      struct tnd_reservation *ret_reservation, struct tnd_error *reterr);
+enum tnd__bulk_how { TND__BULK_ANY, TND__BULK_REUSE, TND__BULK_OVERRUN };
+int tnd__bulk_reserve(struct tnd_channel *channel, uint64_t bytes, enum tnd__bulk_how how,
+		      int64_t deadline_ns, struct tnd_reservation *ret_reservation,
+		      struct tnd_error *reterr);
 
 struct tnd__bulk_figures {
 	uint32_t slabs; /* made, and not retired */

@@ -316,6 +316,7 @@ struct tnd__ask {
 	uint64_t bytes;
 	bool by_slab; /* also where the ring would do */
 	bool reuse;   /* only a slab that is there already */
+	bool overrun; /* over the budget, if need be */
 };
 /* Return: as tnd_channel_reserve. */
 int tnd__writer_reserve(struct tnd_channel *channel, const struct tnd__ask *ask,

@@ -50,7 +50,9 @@ static int say_no_slab(const struct tnd_channel *channel, int code, uint64_t byt
 static int make_memory(struct tnd_channel *channel, struct tnd__host_slab *slab, uint64_t bytes,
 		       uint64_t capacity, struct tnd_error *reterr)
 {
-	struct tnd_charge_opts how = {.struct_bytes = sizeof(how), .flags = TND_CHARGE_F_TRY};
+	struct tnd_charge_opts how = {.struct_bytes = sizeof(how),
+				      .flags = channel->slabs->overrun ? TND_CHARGE_F_OVERRUN
+								       : TND_CHARGE_F_TRY};
 	struct tnd__headroom headroom;
 	struct stat stat;
 	char what[128];

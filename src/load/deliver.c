@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/copy.h"
 #include "guestload.h"
@@ -497,6 +498,20 @@ static int next_piece(struct tnd_load *load, size_t *ret_index, struct tnd__piec
 	return rc < 0 ? rc : 1;
 }
 
+/* What kept an item from being handed out ends the load, unless it has ended it already. */
+static void fail_item(struct tnd_load *load, int code, size_t index)
+{
+	const struct tnd_tensor *tensor = load->items[index < load->item_count ? index : 0].tensor;
+
+	tnd__load_fail(load, code,
+		       &(struct tnd__where){.file = load->files[tensor->file].name,
+					    .name = tensor->name,
+					    .name_bytes = tensor->name_bytes},
+		       "expected memory to hand it out in, found %s (%s); give more memory or a "
+		       "larger budget",
+		       tnd_error_name(code), tnd_strerror(code));
+}
+
 static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_error *reterr)
 {
 	struct tnd__piece piece;
@@ -514,8 +529,7 @@ static int next_view(struct tnd_load *load, struct tnd_view *ret_view, struct tn
 		rc = tnd__hand_out(load, index, &piece, ret_view);
 	} while (rc == 0);
 	if (rc < 0) {
-		if (rc == -ENOMEM)
-			tnd__load_fail(load, rc, NULL, "out of memory while handing out a tensor");
+		fail_item(load, rc, load->next_item);
 		rc = tnd__load_error(load, reterr);
 	}
 	tnd__sample(load, false);
@@ -527,6 +541,10 @@ int tnd_load_next(struct tnd_load *load, struct tnd_view *ret_view, struct tnd_e
 	bool idle = false;
 	int rc;
 
+	if (load->pid != getpid())
+		return tnd__fail_plain(reterr, TND_E_FORKED,
+				       "this process was forked from the one that opened the load; "
+				       "take views there, or open a load of its own");
 	/* N2: pairs with N1 below, of the thread that was here before. */
 	if (!atomic_compare_exchange_strong_explicit(&load->in_next, &idle, true,
 						     memory_order_acquire, memory_order_relaxed))

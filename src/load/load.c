@@ -70,8 +70,10 @@ static void drop_undelivered(struct tnd_load *load)
 		tnd_own_free(load->owns[i].memory, load->owns[i].map_bytes);
 		tnd_load_consumer_bytes(load, -(int64_t)load->items[i].slice_bytes);
 	}
-	if (load->gather && !load->gather_placed)
+	if (load->gather && !load->gather_placed) {
 		tnd_own_free(load->gather, load->gather_map_bytes);
+		tnd_load_consumer_bytes(load, -(int64_t)load->items[load->next_item].slice_bytes);
+	}
 	load->gather = NULL;
 }
 

@@ -164,6 +164,7 @@ struct tnd_load {
 	size_t file_count;
 	struct tnd_plan_totals totals;
 	uint32_t rank, phase;
+	pid_t pid;
 	struct tnd_load_opts opts;
 	char *cpus, *share; /* copies of the options' */
 

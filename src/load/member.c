@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * member.c - what comes on the channel of a node's reader: hello, lists, slabs, the end
+ * member.c - a member of a shared load: attaching, waiting for what comes, leaving
  *
- * Nothing of it is trusted: lengths, places and tensor numbers are checked against the object that
- * they came in, the slab, and the checkpoint, before any of it is used.
+ * One whose load fails, at its beginning or later, abandons the channel: for the others that is a
+ * death, and they are told. One that was cancelled, or just ends early, leaves.
  *
  * Atomics: M1 tnd__member_unref(), acq_rel with itself: the last one frees what all have used.
  */
@@ -27,47 +27,29 @@
 
 /* -- life -- */
 
+static void leave_channel(struct tnd__member *member)
+{
+	if (member->failed)
+		tnd_channel_abandon(member->channel);
+	else
+		tnd_channel_close(member->channel);
+	member->channel = NULL;
+}
+
 void tnd__member_unref(struct tnd__member *member)
 {
 	/* M1: pairs with itself. */
 	if (!member || atomic_fetch_sub_explicit(&member->refs, 1, memory_order_acq_rel) != 1)
 		return;
-	tnd_channel_close(member->channel);
+	leave_channel(member);
 	pthread_mutex_destroy(&member->lock);
 	free(member->entries);
 	free(member);
 }
 
-static void unlink_arrival(struct tnd__arrival *arrival)
-{
-	struct tnd__arrival **link = &arrival->member->arrivals;
-
-	while (*link != arrival)
-		link = &(*link)->next;
-	*link = arrival->next;
-}
-
-/* Nobody holds the slab any more. From whoever let go last. */
-static void arrival_gone(void *arg)
-{
-	struct tnd__arrival *arrival = arg;
-	struct tnd__member *member = arrival->member;
-
-	pthread_mutex_lock(&member->lock);
-	unlink_arrival(arrival);
-	if (!arrival->kept_base && member->channel)
-		tnd_channel_release(member->channel, &arrival->object);
-	pthread_mutex_unlock(&member->lock);
-	if (arrival->kept_base)
-		munmap(arrival->kept_base, arrival->kept_bytes);
-	free(arrival->entries);
-	free(arrival);
-	tnd__member_unref(member);
-}
-
 /* -- failing -- */
 
-static int fail_corrupt(struct tnd_load *load, const char *what)
+int tnd__member_corrupt(struct tnd_load *load, const char *what)
 {
 	/* A guest goes on alone. */
 	if (load->guest) {
@@ -159,235 +141,13 @@ static int next_object(struct tnd_load *load, struct tnd_object *ret_object)
 	}
 }
 
-/* -- lists -- */
-
-/*
- * An object of the stream, other than a slab: whether it is one, with `count` records of
- * `record_bytes` behind `struct_bytes`.
- */
-static bool well_formed(const struct tnd_object *object, size_t struct_bytes, size_t record_bytes)
-{
-	const struct tnd__stream_head *head = object->data;
-
-	return object->bytes >= struct_bytes && head->magic == TND__STREAM_MAGIC &&
-	       head->version == TND__STREAM_VERSION &&
-	       head->count <= TND__STREAM_OBJECT_MAX / sizeof(struct tnd__stream_held) &&
-	       object->bytes == struct_bytes + head->count * record_bytes;
-}
-
-/* Whether every entry lies in the slab and in its tensor. */
-static bool entries_ok(const struct tnd_load *load, const struct tnd__stream_table *table,
-		       const struct tnd__stream_entry *entries)
-{
-	const struct tnd_tensor *tensors;
-	size_t count;
-
-	tensors = tnd_checkpoint_tensors(load->checkpoint, &count);
-	for (uint32_t i = 0; i < table->head.count; i++) {
-		const struct tnd__stream_entry *entry = &entries[i];
-		const struct tnd_tensor *tensor = &tensors[entry->tensor];
-
-		if (entry->tensor >= count || tensor->file != table->file || !entry->bytes ||
-		    entry->place > table->slab_bytes ||
-		    entry->bytes > table->slab_bytes - entry->place ||
-		    entry->begin < tensor->offset || entry->bytes > tensor->bytes ||
-		    entry->begin - tensor->offset > tensor->bytes - entry->bytes)
-			return false;
-	}
-	return true;
-}
-
-static int take_table(struct tnd_load *load, const struct tnd_object *object)
-{
-	struct tnd__member *member = load->member;
-	const struct tnd__stream_table *table = object->data;
-	const struct tnd__stream_entry *entries = (const void *)(table + 1);
-	bool whole = well_formed(object, sizeof(*table), sizeof(*entries));
-	int rc;
-
-	/* A guest may join in the middle of a list. */
-	if (whole && load->guest && !table->first && !member->table_open)
-		return 0;
-	if (!whole || table->head.files != member->hello.head.files ||
-	    table->file >= load->file_count ||
-	    (!table->first && (!member->table_open || table->slab != member->table.slab)) ||
-	    !entries_ok(load, table, entries))
-		return fail_corrupt(load, "a list of a slab that cannot be");
-	if (table->first)
-		member->count = 0;
-	rc = tnd__reserve(&member->entries, &member->capacity, member->count + table->head.count,
-			  sizeof(*member->entries));
-	if (rc < 0) {
-		tnd__load_fail(load, rc, NULL, "out of memory for the list of a slab");
-		return rc;
-	}
-	memcpy(member->entries + member->count, entries, table->head.count * sizeof(*entries));
-	member->count += table->head.count;
-	member->table = *table;
-	member->table_open = table->more;
-	member->table_whole = !table->more;
-	return 0;
-}
-
-static int take_end(struct tnd_load *load, const struct tnd_object *object)
-{
-	struct tnd__member *member = load->member;
-	const struct tnd__stream_head *head = object->data;
-	const size_t most = sizeof(member->held) / sizeof(*member->held);
-
-	if (!well_formed(object, sizeof(*head), sizeof(*member->held)) || head->count > most)
-		return fail_corrupt(load, "an end that cannot be");
-	memcpy(member->held, head + 1, head->count * sizeof(*member->held));
-	member->held_count = head->count;
-	member->over = true;
-	return 0;
-}
-
-/* -- slabs -- */
-
-static int by_begin(const void *left, const void *right)
-{
-	const struct tnd__stream_entry *a = left, *b = right;
-
-	return a->begin < b->begin ? -1 : a->begin > b->begin;
-}
-
-/* Bytes of the slab that this rank's plan keeps, from item `next_item` on. */
-static uint64_t wanted_bytes(const struct tnd_load *load)
-{
-	const struct tnd__member *member = load->member;
-	uint64_t wanted = 0;
-
-	for (size_t e = 0; e < member->count; e++) {
-		const struct tnd__stream_entry *entry = &member->entries[e];
-		size_t i = load->plan->first_item[entry->tensor];
-
-		if (i == TND__NO_INDEX)
-			continue;
-		for (const struct tnd_tensor *tensor = load->items[i].tensor;
-		     i < load->item_count && load->items[i].tensor == tensor; i++)
-			wanted += tnd__slice_kept_before(&load->items[i],
-							 entry->begin + entry->bytes) -
-				  tnd__slice_kept_before(&load->items[i], entry->begin);
-	}
-	return wanted;
-}
-
-static struct tnd__arrival *arrival_create(struct tnd_load *load, const struct tnd_object *object)
-{
-	struct tnd__member *member = load->member;
-	struct tnd__arrival *arrival =
-		tnd__failpoint("load.alloc") < 0 ? NULL : calloc(1, sizeof(*arrival));
-	struct tnd__foreign foreign = {.data = (void *)(uintptr_t)object->data,
-				       .bytes = object->bytes,
-				       .gone = arrival_gone,
-				       .arg = arrival,
-				       .charged = load->guest ? object->bytes : 0};
-
-	if (!arrival)
-		return NULL;
-	arrival->member = member;
-	arrival->object = *object;
-	arrival->file = member->table.file;
-	arrival->count = member->count;
-	arrival->entries = calloc(member->count + 1, sizeof(*arrival->entries));
-	arrival->buffer = calloc(1, sizeof(*arrival->buffer));
-	if (!arrival->entries || !arrival->buffer ||
-	    tnd__slab_adopt(load->pool, &foreign, load->files[arrival->file].name,
-			    &arrival->buffer->slab) < 0) {
-		free(arrival->entries);
-		free(arrival->buffer);
-		free(arrival);
-		return NULL;
-	}
-	memcpy(arrival->entries, member->entries, member->count * sizeof(*arrival->entries));
-	qsort(arrival->entries, arrival->count, sizeof(*arrival->entries), by_begin);
-	arrival->ours = true;
-	return arrival;
-}
-
-/* The slab of the list that is whole. Its object is released on failure, too. */
-static int take_slab(struct tnd_load *load, const struct tnd_object *object)
-{
-	struct tnd__member *member = load->member;
-	struct tnd__arrival *arrival;
-	uint64_t wanted;
-
-	member->table_whole = false;
-	if (object->bytes != member->table.slab_bytes) {
-		tnd_channel_release(member->channel, object);
-		return fail_corrupt(load, "a slab of another size than its list says");
-	}
-	wanted = wanted_bytes(load);
-	if (wanted && load->guest && !tnd__guest_charge(load, object->bytes))
-		wanted = 0;
-	arrival = wanted ? arrival_create(load, object) : NULL;
-	if (!arrival) {
-		tnd_channel_release(member->channel, object);
-		if (!wanted)
-			return 0;
-		if (load->guest)
-			tnd_budget_refund(load->budget, object->bytes);
-		tnd__load_fail(load, -ENOMEM, NULL, "out of memory for a slab's record");
-		return -ENOMEM;
-	}
-	arrival->buffer->flow = load->flow;
-	arrival->buffer->data = (unsigned char *)(uintptr_t)object->data;
-	arrival->buffer->charge_bytes = object->bytes;
-	arrival->buffer->undelivered = wanted;
-	arrival->buffer->arrival = arrival;
-	tnd__flow_ref(load->flow);
-	/* Relaxed, no partner: who takes a reference has one already. */
-	atomic_fetch_add_explicit(&member->refs, 1, memory_order_relaxed);
-	pthread_mutex_lock(&member->lock);
-	arrival->next = member->arrivals;
-	member->arrivals = arrival;
-	pthread_mutex_unlock(&member->lock);
-	return load->guest ? tnd__guest_choose(load, arrival) : 0;
-}
-
-/* Something else than a slab. */
-static int take_word(struct tnd_load *load, const struct tnd_object *object)
-{
-	const struct tnd__stream_head *head = object->data;
-	uint32_t kind = object->bytes < sizeof(*head) ? 0 : head->kind;
-
-	if (load->guest && kind && head->files != load->member->hello.head.files)
-		return fail_corrupt(load, "that of other files");
-	if (kind == TND__STREAM_TABLE)
-		return take_table(load, object);
-	if (kind == TND__STREAM_END)
-		return take_end(load, object);
-	/* Of a guest that was there before the reader began. */
-	if (kind == TND__STREAM_HELLO && load->guest)
-		return 0;
-	return fail_corrupt(load, "an object of no known kind");
-}
-
-int tnd__member_take(struct tnd_load *load, const struct tnd_object *object)
-{
-	struct tnd__member *member = load->member;
-	bool slab = tnd__bulk_is_slab(member->channel, object);
-	int rc = 0;
-
-	if (slab && member->table_whole)
-		return take_slab(load, object);
-	/* The list of a slab may have passed before a guest joined. */
-	if (!slab)
-		rc = take_word(load, object);
-	else if (!load->guest)
-		rc = fail_corrupt(load, "a slab without its list");
-	tnd_channel_release(member->channel, object);
-	return rc;
-}
-
 int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr)
 {
 	struct tnd_object object;
 	int rc = 0;
 
 	if (load->member->over)
-		rc = fail_corrupt(load, "its end before all tensors of this rank had come");
+		rc = tnd__member_corrupt(load, "its end before all tensors of this rank had come");
 	if (rc == 0)
 		rc = next_object(load, &object);
 	if (rc == 0)
@@ -408,13 +168,12 @@ static int take_hello(struct tnd_load *load, const struct tnd_object *object,
 				       "%s: expected to join before reading went on without rank "
 				       "%u, found that it has; load as a guest, or start all over",
 				       load->opts.share, load->rank);
-	if (!well_formed(object, sizeof(member->hello), 0) ||
-	    ((const struct tnd__stream_head *)object->data)->kind != TND__STREAM_HELLO)
+	if (!tnd__stream_read(object, &member->hello, sizeof(member->hello), 0) ||
+	    member->hello.head.kind != TND__STREAM_HELLO)
 		return tnd__fail_plain(reterr, TND_E_CORRUPT,
 				       "%s: expected a node's reader of this version, found "
 				       "something else; attach to the address of a shared load",
 				       load->opts.share);
-	memcpy(&member->hello, object->data, sizeof(member->hello));
 	if (member->hello.head.files != tnd__files_fingerprint(load->checkpoint))
 		return tnd__fail_plain(reterr, TND_E_CHANGED,
 				       "%s: expected a reader of the same files, found one that "
@@ -468,6 +227,7 @@ int tnd__member_open(struct tnd_load *load, struct tnd_error *reterr)
 	}
 	rc = take_hello(load, &object, reterr);
 	tnd_channel_release(load->member->channel, &object);
+	load->member->failed = rc < 0;
 	return rc;
 }
 
@@ -520,9 +280,11 @@ void tnd__member_leave(struct tnd_load *load)
 {
 	struct tnd__member *member = load->member;
 	bool stays = false, spoilt = false;
+	int code = tnd__load_error(load, NULL);
 
 	if (!member->channel)
 		return;
+	member->failed = code < 0 && code != TND_E_CANCELLED && !load->guest;
 	tnd_slab_release(member->stage);
 	member->stage = NULL;
 	while (drop_one(member))
@@ -538,10 +300,8 @@ void tnd__member_leave(struct tnd_load *load)
 	 * Where there is no memory for a copy this reader stays until its last view is released:
 	 * it holds the others up, and they say so, but nothing is overwritten under a holder.
 	 */
-	if (!stays) {
-		tnd_channel_close(member->channel);
-		member->channel = NULL;
-	}
+	if (!stays)
+		leave_channel(member);
 	pthread_mutex_unlock(&member->lock);
 	if (spoilt)
 		tnd__load_fail(

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * member.h - a member of a shared load: member.c, what comes on the channel; take.c, items out of it
+ * member.h - a member of a shared load: member.c, from attaching to leaving; arrive.c, what comes on
+ * the channel; take.c, items out of it
  *
  *   next():  item in a slab that is here? -- no --> next object: TABLE.. SLAB --> an arrival
  *                 | yes                              (nothing of ours in it: released at once)
@@ -39,6 +40,7 @@ struct tnd__member {
 	pthread_mutex_t lock;
 	_Atomic uint32_t refs;       /* the load's and each arrival's */
 	struct tnd_channel *channel; /* lock; NULL once left */
+	bool failed;                 /* the load has: it does not leave, it abandons */
 	struct tnd__arrival *arrivals;
 	/* The consumer's own: */
 	struct tnd__stream_hello hello;
@@ -78,14 +80,24 @@ void tnd__member_unref(struct tnd__member *member);
 /* Attaches as `rank`. Return: 0; as tnd_channel_attach(). */
 int tnd__member_attach(struct tnd_load *load, uint32_t rank, int64_t deadline_ns,
 		       struct tnd_error *reterr);
+/* The stream is not that of a working reader: the load fails, or a guest leaves it. Return: < 0. */
+int tnd__member_corrupt(struct tnd_load *load, const char *what);
+/* The next slab, if any of it is ours, becomes an arrival. Return: 0; the load's error. */
+int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr);
+
+/* -- arrive.c -- */
+
+/*
+ * Copies the struct that the object begins with, and checks its head: whether `count` records of
+ * `record_bytes` follow it, and nothing else.
+ */
+bool tnd__stream_read(const struct tnd_object *object, void *ret_struct, size_t struct_bytes,
+		      size_t record_bytes);
 /*
  * An object that came, which is released here or by its arrival. Return: 0; the load's error, but
  * for a guest what is wrong with the stream, in guest->why.
  */
 int tnd__member_take(struct tnd_load *load, const struct tnd_object *object);
-
-/* The next slab, if any of it is ours, becomes an arrival. Return: 0; the load's error. */
-int tnd__member_pull(struct tnd_load *load, struct tnd_error *reterr);
 
 /* -- take.c -- */
 

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "guestload.h"
 #include "outlet.h"
@@ -113,7 +114,7 @@ static uint64_t member_budget(struct tnd_load *load)
 	load->staging_bytes = need.staging_bytes;
 	/* Slices that may be cut are gathered in halves of it: one with the consumer, one free. */
 	load->member->staging_piece = TND__MIN(need.gather_bytes, need.staging_bytes / 2);
-	if (load->plan->choice.oversize != TND_OVERSIZE_PIECES)
+	if (load->plan->choice.oversize == TND_OVERSIZE_REFUSE)
 		load->member->staging_piece = need.gather_bytes;
 	load->member->staging_piece = tnd__round_up(load->member->staging_piece, TND__PAGE);
 	return need.metadata_bytes + need.staging_bytes;
@@ -363,6 +364,7 @@ static int open_load(struct tnd_plan *plan, const struct tnd_load_opts *opts,
 	if (opts)
 		load->opts = *opts;
 	load->outlet = outlet;
+	load->pid = getpid();
 	take_plan(load, plan);
 	rc = start(load, address, reterr);
 	if (rc < 0) {

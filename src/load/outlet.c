@@ -167,6 +167,29 @@ static bool prefer_reuse(struct tnd__outlet *outlet)
 	return figures.slabs >= SLABS_ENOUGH;
 }
 
+/*
+ * With oversize overrun a slab that the budget has no room for goes alone: once nothing is read and
+ * no slab is needed any more. Return: -ETIMEDOUT: not yet; as tnd__bulk_reserve().
+ */
+static int go_over(struct tnd__outlet *outlet, struct claim *claim, int64_t deadline_ns,
+		   struct tnd_error *reterr)
+{
+	const struct timespec moment = {.tv_nsec = TND__SLICE_NS / 4};
+	struct tnd__flow *flow = outlet->load->flow;
+	struct tnd__bulk_figures figures;
+	bool reading;
+
+	pthread_mutex_lock(&flow->lock);
+	reading = flow->in_flight != 0;
+	pthread_mutex_unlock(&flow->lock);
+	tnd__bulk_figures(outlet->channel, &figures);
+	if (!reading && figures.free == figures.slabs && !figures.missing_count)
+		return tnd__bulk_reserve(outlet->channel, claim->bytes, TND__BULK_OVERRUN,
+					 deadline_ns, &claim->reservation, reterr);
+	nanosleep(&moment, NULL);
+	return -ETIMEDOUT;
+}
+
 static int attempt_reserve(struct tnd__outlet *outlet, void *arg, int64_t deadline_ns,
 			   struct tnd_error *reterr)
 {
@@ -174,12 +197,15 @@ static int attempt_reserve(struct tnd__outlet *outlet, void *arg, int64_t deadli
 	int rc = -ETIMEDOUT;
 
 	while (rc == -ETIMEDOUT && prefer_reuse(outlet) && tnd__now_ns() < deadline_ns)
-		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, true,
+		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, TND__BULK_REUSE,
 				       tnd__now_ns() + TND__SLICE_NS / 20, &claim->reservation,
 				       reterr);
 	if (rc == -ETIMEDOUT)
-		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, false, deadline_ns,
+		rc = tnd__bulk_reserve(outlet->channel, claim->bytes, TND__BULK_ANY, deadline_ns,
 				       &claim->reservation, reterr);
+	if ((rc == -ETIMEDOUT || rc == TND_E_BUDGET) &&
+	    outlet->load->plan->choice.oversize == TND_OVERSIZE_OVERRUN)
+		rc = go_over(outlet, claim, deadline_ns, reterr);
 	return rc;
 }
 

@@ -16,6 +16,7 @@
  * without it. All of this is the feeder's; what other threads look at is under the flow's lock.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "channel/bulk.h"
@@ -47,6 +48,20 @@ static int lose(struct tnd__outlet *outlet, const struct tnd_error *error)
 			 error->message);
 	}
 	return 0;
+}
+
+/* A member's death, as somebody who runs a load wants to read it. Return: as lose(). */
+static int lose_dead(struct tnd__outlet *outlet, int32_t rank)
+{
+	struct tnd_error error;
+
+	tnd__fail_rank(&error, TND_E_PEER_DEAD, rank,
+		       "expected rank %" PRId32
+		       " to take all that it needs, found that its process "
+		       "died or its load failed; see what it said, or let the others go on without "
+		       "it (TND_SHARE_DEAD_CONTINUE)",
+		       rank);
+	return lose(outlet, &error);
 }
 
 /* -- patience -- */
@@ -135,6 +150,22 @@ static int let_go(struct tnd__outlet *outlet, const struct tnd__bulk_figures *fi
 	return lose(outlet, &error);
 }
 
+/* Nobody of ours has what is waited for: the account has no room for it. */
+static int check_budget(struct tnd__outlet *outlet, int64_t waited_ns)
+{
+	struct tnd_budget_stats budget = {.struct_bytes = sizeof(budget)};
+
+	if (outlet->stall_ns < 0 || waited_ns < outlet->stall_ns)
+		return 0;
+	tnd_budget_stats(outlet->load->budget, &budget);
+	tnd__load_fail(outlet->load, TND_E_BUDGET, NULL,
+		       "no progress for %.1f s: expected room for another slab in the budget of "
+		       "%" PRIu64 " bytes, found %" PRIu64 " charged; give a larger budget, or see "
+		       "who else uses this one",
+		       (double)waited_ns / 1e9, budget.bound_bytes, budget.charged_bytes);
+	return TND_E_BUDGET;
+}
+
 /* Nobody may keep every slab for ever. Also tells the log now and then. */
 static int check_stall(struct tnd__outlet *outlet, const struct tnd__bulk_figures *figures,
 		       struct waiting *waiting, int64_t now)
@@ -143,7 +174,7 @@ static int check_stall(struct tnd__outlet *outlet, const struct tnd__bulk_figure
 	char ranks[256];
 
 	if (!figures->late_count && !figures->missing_count)
-		return 0;
+		return figures->behind_count ? 0 : check_budget(outlet, waited);
 	if (figures->late_count)
 		list_ranks(figures->late, figures->late_count, ranks, sizeof(ranks));
 	else
@@ -262,7 +293,7 @@ int tnd__outlet_patiently(struct tnd__outlet *outlet, tnd__attempt_fn attempt, v
 		if (rc == -ETIMEDOUT) {
 			rc = look_around(outlet, &waiting);
 		} else if (rc == TND_E_PEER_DEAD && error.rank >= 0) {
-			rc = lose(outlet, &error);
+			rc = lose_dead(outlet, error.rank);
 		} else {
 			tnd__load_fail_detail(outlet->load, &error);
 		}

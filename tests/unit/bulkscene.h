@@ -126,7 +126,8 @@ static inline int try_send(struct tnd_channel *writer, uint64_t bytes, uint64_t 
 {
 	struct tnd_reservation place;
 	struct tnd_error error = {0};
-	int rc = tnd__bulk_reserve(writer, bytes, reuse, deadline_ns, &place, &error);
+	int rc = tnd__bulk_reserve(writer, bytes, reuse ? TND__BULK_REUSE : TND__BULK_ANY,
+				   deadline_ns, &place, &error);
 
 	if (rc < 0) {
 		assert_int_equal(error.code, rc);

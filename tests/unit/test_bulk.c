@@ -202,7 +202,7 @@ static void test_figures(void **state)
 	assert_int_equal(figures.free, 2);
 	assert_int_equal(figures.late_count, 0);
 	/* One that is being filled is nobody's fault. */
-	assert_int_equal(tnd__bulk_reserve(scene.writer, 1, true, 0, &place, NULL), 0);
+	assert_int_equal(tnd__bulk_reserve(scene.writer, 1, TND__BULK_REUSE, 0, &place, NULL), 0);
 	figures = figures_of(&scene);
 	assert_int_equal(figures.free, 1);
 	assert_int_equal(figures.late_count, 0);
