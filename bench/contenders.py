@@ -22,6 +22,8 @@ CONTENDERS = (
     Contender("tundish own", False, ("--own",), ("keep", "touched"), ("one", "ranks")),
     Contender("tundish shared", False, ("--share",), RANK_MODES, ("ranks",)),
     Contender("tundish shared own", False, ("--share", "--own"), ("keep", "touched"), ("ranks",)),
+    Contender("tundish model", False, ("--model",), ("upload",), ("ranks",)),
+    Contender("tundish shared model", False, ("--share", "--model"), ("upload",), ("ranks",)),
     peer("safetensors mmap", "safetensors", parts=("one",)),
     peer("safetensors pread", "safetensors", "--variant=pread", parts=("one",)),
     peer("safetensors get_slice", "safetensors", "--variant=slice", parts=("ranks",)),

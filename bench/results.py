@@ -126,6 +126,6 @@ def report(kind, runs, machine, options):
             chosen = [one for one in found if one["cache"] == cache and one["part"] == part]
             chosen.sort(key=lambda one: (order[one["mode"]], one["seconds"]["median"] if "seconds" in one else 1e9))
             if chosen:
-                title = f"{kind}, {'one process' if part == 'one' else 'four ranks'}, {cache}, budget {options.budget}"
+                title = f"{kind}, {'one process' if part == 'one' else f'{options.ranks} ranks'}, {cache}, budget {options.budget}"
                 table(title, chosen)
     return any("failed" in one for one in found)
