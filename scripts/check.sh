@@ -125,7 +125,7 @@ export CC=gcc
 step build "" --buildtype=release -Dtests=false
 step build-check "unit abi fuzz fault cli proc channel oracle docs model" -Dfailpoints=true -Dbench=true --werror
 step build-asan "unit fault fuzz cli memory" -Dfailpoints=true -Db_sanitize=address,undefined
-step build-tsan "unit-base unit-futex unit-litmus unit-budget unit-slab unit-slabwait unit-storage unit-load unit-service unit-service_abuse unit-group unit-ring-0 unit-ring-64 unit-bigobject unit-slabview unit-bulk unit-keep unit-copy unit-live unit-share" -Dfailpoints=true -Db_sanitize=thread
+step build-tsan "unit-base unit-futex unit-litmus unit-budget unit-slab unit-slabwait unit-storage unit-load unit-service unit-service_abuse unit-group unit-ring-0 unit-ring-64 unit-bigobject unit-slabview unit-bulk unit-keep unit-copy unit-live unit-share unit-guestload" -Dfailpoints=true -Db_sanitize=thread
 export CC=clang
 step build-msan "fuzz-header-alone" -Dfailpoints=true --werror -Db_sanitize=memory -Db_lundef=false
 ended
