@@ -176,7 +176,8 @@ void tnd__plan_set_aside(const struct tnd_plan *plan, uint32_t member_count, uin
 	member->staging_bytes = 0;
 	if (!gather)
 		return;
-	if (plan->choice.oversize == TND_OVERSIZE_PIECES)
+	/* Larger ones are cut, or gathered over the budget and counted. */
+	if (plan->choice.oversize != TND_OVERSIZE_REFUSE)
 		least = TND__MIN(gather, PIECE_MIN);
 	want = tnd__round_up(TND__MAX(2 * gather, STAGING_MIN), TND__HUGE);
 	part = tnd__round_down(node_bytes / STAGING_PART / member_count, TND__PAGE);

@@ -544,6 +544,58 @@ static void test_on_full(void **state)
 	}
 }
 
+/* Tensors that the budget has no room for: they go alone, over it, and are counted. */
+static void test_overrun(void **state)
+{
+	static const uint64_t budgets[] = {5500000, 6000000, 7500000};
+	struct tnd_load_stats stats = {.struct_bytes = sizeof(stats)};
+	struct setup setup = plain;
+	struct tnd_error error;
+	struct node node;
+
+	(void)state;
+	setup.ranks = 2;
+	setup.plan.oversize = TND_OVERSIZE_OVERRUN;
+	setup.plan.slab_bytes = 1 << 20;
+	for (size_t i = 0; i < 6; i++) {
+		struct member members[2] = {{.rank = 0}, {.rank = 1}};
+
+		setup.plan.slice = i % 2 ? TND_SLICE_ALL : TND_SLICE_NONE;
+		setup.plan.budget_bytes = budgets[i / 2];
+		open_node(&node, &setup);
+		if (run_all(&node, members, 2, &error) < 0)
+			fail_msg("reader: %s", error.message);
+		expect_all_well(members, 2);
+		tnd_share_stats(node.share, &stats);
+		assert_true(stats.overruns + members[0].stats.overruns > 0);
+		close_node(&node);
+	}
+}
+
+/* A member's own account that is too small for what it gathers: an error, not an early end. */
+static void test_small_account(void **state)
+{
+	struct member members[2] = {{.rank = 0}, {.rank = 1}};
+	struct setup setup = plain;
+	struct tnd_error error;
+	struct node node;
+
+	(void)state;
+	setup.ranks = 2;
+	assert_int_equal(tnd_budget_create(400000, &members[1].load.budget), 0);
+	open_node(&node, &setup);
+	assert_int_equal(run_all(&node, members, 2, &error), TND_E_PEER_DEAD);
+	assert_int_equal(error.rank, 1);
+	assert_int_equal(members[1].code, TND_E_BUDGET);
+	/* The other one is told who it was, unless it had everything before. */
+	if (members[0].code < 0) {
+		assert_int_equal(members[0].code, TND_E_PEER_DEAD);
+		assert_int_equal(members[0].error.rank, 1);
+	}
+	close_node(&node);
+	tnd_budget_close(members[1].load.budget);
+}
+
 /* -- refusals -- */
 
 static void test_refused(void **state)
@@ -597,6 +649,8 @@ int main(void)
 		cmocka_unit_test(test_kept_views),
 		cmocka_unit_test(test_on_full),
 		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_overrun),
+		cmocka_unit_test(test_small_account),
 	};
 
 	return cmocka_run_group_tests(tests, make_folder, drop_folder);
