@@ -64,9 +64,9 @@ static const struct argp_option options[] = {
 	 "When views use the budget up: wait, fail, overrun or copy (default wait)", 4},
 	{"on-dead", KEY_ON_DEAD, "WHAT", OPTION_HIDDEN,
 	 "When a rank dies: fail or continue (default fail)", 4},
-	{"shared", KEY_SHARED, NULL, 0, "One process reads for all, each byte once", 4},
-	{"no-shared", KEY_NO_SHARED, NULL, OPTION_HIDDEN, "Each rank reads for itself (default)",
-	 4},
+	{"shared", KEY_SHARED, NULL, OPTION_HIDDEN,
+	 "One process reads for all, each byte once (default with several ranks)", 4},
+	{"no-shared", KEY_NO_SHARED, NULL, 0, "Each rank reads for itself", 4},
 	{"group", KEY_GROUP, "ADDRESS", OPTION_HIDDEN,
 	 "With --rank: of the ranks that are started apart (unix:@NAME)", 4},
 	{"members", KEY_MEMBERS, "LIST", OPTION_HIDDEN,
@@ -77,9 +77,6 @@ static const struct argp_option options[] = {
 	 "Let a rank go that holds the others up for S seconds", 4},
 	{0},
 };
-
-/* What happens without --shared and --no-shared where there is more than one rank. */
-#define SHARED_BY_DEFAULT false
 
 static const struct tool_choice on_fulls[] = {{"wait", TND_ON_FULL_WAIT},
 					      {"fail", TND_ON_FULL_FAIL},
@@ -189,6 +186,7 @@ static bool is_member(const struct load_command *command)
 static void settle_shared(struct argp_state *state, struct load_command *command)
 {
 	bool one = command->options.rank_given;
+	size_t ranks = tool_rank_count(&command->options);
 
 	if (command->members_text)
 		settle_members(state, command);
@@ -201,8 +199,8 @@ static void settle_shared(struct argp_state *state, struct load_command *command
 		argp_error(state, "--shared: expected --group with --rank, so that the ranks that "
 				  "are started apart find each other");
 	command->shared = command->group || command->sharing == SHARING_YES ||
-			  (command->sharing == SHARING_DEFAULT && SHARED_BY_DEFAULT && !one &&
-			   tool_rank_count(&command->options) > 1);
+			  (command->sharing == SHARING_DEFAULT && !one && ranks > 1 &&
+			   ranks <= TND_SHARE_MEMBERS_MAX);
 	if (command->guest && !command->group)
 		argp_error(state, "--guest: expected with --group");
 	if (command->members && !command->shared)

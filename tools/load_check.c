@@ -133,10 +133,11 @@ int load_check(struct load_node *node)
 
 	if (code == 0)
 		code = add_ranks(node);
-	for (size_t i = 0; code == 0 && i < node->count; i++)
-		code = check_rank(node, &node->ranks[i], &error);
+	/* First: it needs more than each rank does, and says how much. */
 	if (code == 0 && node->hosting)
 		code = check_union(node, &error);
+	for (size_t i = 0; code == 0 && i < node->count; i++)
+		code = check_rank(node, &node->ranks[i], &error);
 	if (code == 0)
 		code = name_share(node);
 	return code == 0 ? 0 : refuse(node, code, &error);

@@ -154,15 +154,22 @@ static void add_held_up_by(const struct load_node *node, const struct load_rank 
 	tool_json_set(object, "waits", waits, failed);
 }
 
-/* What the share has read is told as the host's. */
+/* What the share has read, and how, is told as the host's. */
 static void add_shared(const struct load_node *node, const struct load_rank *rank, json_t *object,
 		       bool *failed)
 {
-	if (rank->rank == node->host_rank)
+	json_t *files = json_object_get(node->share, "files");
+
+	if (rank->rank == node->host_rank) {
 		tool_json_set(object, "storage_bytes",
 			      tool_json_u64(load_rank_u64(rank, "storage_bytes") +
 					    load_share_u64(node, "storage_bytes")),
 			      failed);
+		tool_json_set(object, "io_threads",
+			      tool_json_u64(load_share_u64(node, "io_threads")), failed);
+		if (json_is_array(files))
+			tool_json_set(object, "files", json_incref(files), failed);
+	}
 	add_held_up_by(node, rank, object, failed);
 }
 

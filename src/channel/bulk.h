@@ -50,7 +50,7 @@ void tnd__bulk_figures(struct tnd_channel *channel, struct tnd__bulk_figures *re
 
 /*
  * Writer: each reader that is attached now, or attaches later, is told `error` out of order, ahead
- * of what it has not read: code, rank and sentence. Its waits end with it (TND_E_* or -errno as
+ * of what it has not read: code, rank, place and sentence. Its waits end with it (TND_E_* or -errno as
  * given), and so do later ones. The first one stays. MT-safe. Blocking: never.
  */
 void tnd__bulk_tell(struct tnd_channel *channel, const struct tnd_error *error);

@@ -173,8 +173,11 @@ struct tnd__bulk_range;
 struct tnd__notice {
 	int32_t code; /* 0: none */
 	int32_t rank;
+	uint64_t byte_offset;
 	char message[TND_ERROR_MESSAGE_MAX];
+	char file[TND_ERROR_FILE_MAX], name[TND_ERROR_NAME_MAX];
 };
+_Static_assert(sizeof(struct tnd__notice) <= TND__PACKET_BYTES_MAX, "it goes by one packet");
 
 /* busy */
 enum {

@@ -32,6 +32,12 @@ static void tell_all(struct tnd_channel *channel)
 	}
 }
 
+/* Any bytes, as text that can be shown. `out_bytes`: of both. */
+static void put_text(const char *text, char *out, size_t out_bytes)
+{
+	tnd__printable(text, strnlen(text, out_bytes), out, out_bytes);
+}
+
 void tnd__bulk_tell(struct tnd_channel *channel, const struct tnd_error *error)
 {
 	struct tnd__notice *notice = &channel->notice;
@@ -44,8 +50,10 @@ void tnd__bulk_tell(struct tnd_channel *channel, const struct tnd_error *error)
 	if (!notice->code) {
 		notice->code = error->code;
 		notice->rank = error->rank;
-		tnd__printable(message, strnlen(message, sizeof(error->message)), notice->message,
-			       sizeof(notice->message));
+		notice->byte_offset = error->byte_offset;
+		put_text(message, notice->message, sizeof(notice->message));
+		put_text(error->file, notice->file, sizeof(notice->file));
+		put_text(error->name, notice->name, sizeof(notice->name));
 	}
 	tell_all(channel);
 	pthread_mutex_unlock(&channel->lock);
@@ -87,8 +95,10 @@ void tnd__notice_arrived(struct tnd_channel *channel, const struct tnd__packet *
 		/* No code that a working writer tells: but it has told that it is over. */
 		channel->notice.code = notice.code < 0 ? notice.code : TND_E_CORRUPT;
 		channel->notice.rank = notice.rank < 0 ? -1 : notice.rank;
-		tnd__printable(notice.message, strnlen(notice.message, sizeof(notice.message)),
-			       channel->notice.message, sizeof(channel->notice.message));
+		channel->notice.byte_offset = notice.byte_offset;
+		put_text(notice.message, channel->notice.message, sizeof(notice.message));
+		put_text(notice.file, channel->notice.file, sizeof(notice.file));
+		put_text(notice.name, channel->notice.name, sizeof(notice.name));
 	}
 	pthread_mutex_unlock(&channel->lock);
 	/* As P1 to P3; pairs with tnd__is_told() and the sample of `local_word`. */
@@ -106,6 +116,11 @@ int tnd__bulk_told(struct tnd_channel *channel, struct tnd_error *reterr)
 	pthread_mutex_lock(&channel->lock);
 	code = tnd__fail_rank(reterr, channel->notice.code, channel->notice.rank, "%s",
 			      channel->notice.message);
+	if (reterr) {
+		reterr->byte_offset = channel->notice.byte_offset;
+		put_text(channel->notice.file, reterr->file, sizeof(reterr->file));
+		put_text(channel->notice.name, reterr->name, sizeof(reterr->name));
+	}
 	pthread_mutex_unlock(&channel->lock);
 	return code;
 }

@@ -296,8 +296,10 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 		return tnd__fail_plain(reterr, TND_E_BUDGET,
 				       "expected a slab size of at most the budget%s, %" PRIu64
 				       " bytes, found %" PRIu64
-				       "; lower the slab size or raise the budget",
-				       less(plan), choice->budget_bytes, choice->slab_bytes);
+				       "; lower the slab size, or raise the budget to more than "
+				       "%" PRIu64,
+				       less(plan), choice->budget_bytes, choice->slab_bytes,
+				       tnd__members_least(plan, choice->slab_bytes));
 	if (!choice->slab_given) {
 		uint64_t most = choice->of_union ? DEFAULT_SHARED_MAX : DEFAULT_SLAB_MAX;
 

@@ -27,7 +27,7 @@ class LoadResults(Command):
             self.assertEqual(set(rank["stage_seconds"]), {"read", "gather", "deliver"})
 
     def test_json(self):
-        found = self.run_json("load", self.moe, "--tp", "2")
+        found = self.run_json("load", self.moe, "--tp", "2", "--no-shared")
         self.check_document(found, [0, 1])
         self.assertTrue(found["ok"])
         self.assertIsNone(found["error"])

@@ -29,7 +29,7 @@ class Processes(Command):
         stfile.header_only(cls.sparse + "/model.safetensors", [(f"w{n:05d}", "U8", [16 << 20]) for n in range(65536)])
 
     def start(self, *arguments, **options):
-        return Load(self.sparse, "--tp", str(RANKS), "--budget", "768M", *arguments, **options)
+        return Load(self.sparse, "--tp", str(RANKS), "--budget", "768M", "--no-shared", *arguments, **options)
 
     def running(self, load):
         """Its ranks, once it is in full run."""
@@ -131,7 +131,7 @@ class Processes(Command):
         folder = self.path("holes")
         os.makedirs(folder)
         stfile.header_only(folder + "/model.safetensors", [(f"w{n:03d}", "U8", [16 << 20]) for n in range(128)])
-        with Load(folder, "--tp", str(RANKS), "--budget", "192M", "--on-dead", "continue", "--json") as load:
+        with Load(folder, "--tp", str(RANKS), "--budget", "192M", "--no-shared", "--on-dead", "continue", "--json") as load:
             self.assertTrue(wait_until(lambda: len(children(load.process.pid)) == RANKS))
             load.ranks = ranks = children(load.process.pid)
             os.kill(ranks[1], signal.SIGSTOP)
