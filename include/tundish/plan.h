@@ -183,7 +183,7 @@ struct tnd_plan_totals {
 	/*
 	 * Least budget with this slab size, each view released before the next is taken: with a
 	 * given slab size it is enough and one byte less is refused. A smaller budget than it is
-	 * given smaller default slabs.
+	 * given smaller default slabs. Of a union: the node's, with what its members set aside.
 	 */
 	uint64_t least_budget_bytes;
 	uint64_t run_min_bytes; /* what 0 became */

@@ -10,6 +10,9 @@
  * together, so that it can be used where it is, unless it is larger than a slab and its consumer
  * takes pieces; what is gathered anyway may come in any number of parts. Cuts are made at 4 KiB of
  * the file where there is a choice: no block is read twice.
+ *
+ * A larger budget suggests larger parts. Where it has no room for these, smaller ones are tried, so
+ * that no budget is refused where a smaller one is accepted.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -126,33 +129,70 @@ static uint64_t limit_of(const struct tnd_plan *plan)
 	return TND__MIN(CUT_BYTES, TND__MAX(slab, CUT_MIN));
 }
 
-int tnd__union_cut(struct tnd_plan *plan, struct tnd__slicer *slicer)
+static bool is_large(const struct tnd_plan_item *item, uint64_t limit)
 {
-	struct cuts cuts = {.plan = plan, .slicer = slicer, .limit = limit_of(plan)};
+	return item->kept_bytes > limit && item->row_count == 1 && item->part_count == 1;
+}
+
+/* Gives the plan the items `whole`, the large ones cut. */
+static int cut_all(struct cuts *cuts, const struct tnd_plan_item *whole, size_t count)
+{
+	struct tnd_plan *plan = cuts->plan;
 	int rc = 0;
 
-	/* A buffer for each tensor was asked for. */
-	if (plan->choice.slab_given && !plan->choice.slab_bytes)
-		return 0;
-	cuts.solids = tnd__plan_alloc(plan->member_count, sizeof(*cuts.solids));
-	if (!cuts.solids)
-		return -ENOMEM;
-	for (size_t i = 0; rc == 0 && i < plan->item_count; i++) {
-		const struct tnd_plan_item *item = &plan->items[i];
-
-		if (item->kept_bytes > cuts.limit && item->row_count == 1 && item->part_count == 1)
-			rc = cut(&cuts, item);
-		else
-			rc = emit(&cuts, item);
-	}
-	free(cuts.solids);
+	cuts->items = NULL;
+	cuts->count = cuts->capacity = 0;
+	for (size_t i = 0; rc == 0 && i < count; i++)
+		rc = is_large(&whole[i], cuts->limit) ? cut(cuts, &whole[i])
+						      : emit(cuts, &whole[i]);
 	if (rc < 0) {
-		free(cuts.items);
+		free(cuts->items);
 		return rc;
 	}
 	free(plan->items);
-	plan->items = cuts.items;
-	plan->item_count = cuts.count;
-	plan->item_capacity = cuts.capacity;
+	plan->items = cuts->items;
+	plan->item_count = cuts->count;
+	plan->item_capacity = cuts->capacity;
 	return 0;
+}
+
+/* Fits the plan, with the largest parts with which it can be. */
+static int fit_cut(struct cuts *cuts, struct tnd_error *reterr)
+{
+	struct tnd_plan *plan = cuts->plan;
+	struct tnd_plan_item *whole = plan->items;
+	size_t count = plan->item_count;
+	int rc;
+
+	plan->items = NULL;
+	for (;; cuts->limit /= 2) {
+		bool last = plan->choice.slab_given || cuts->limit <= CUT_MIN;
+
+		rc = cut_all(cuts, whole, count);
+		if (rc == 0)
+			rc = tnd__plan_fit(plan, last ? reterr : NULL);
+		if (last || (rc != TND_E_BUDGET && rc != TND_E_OVERSIZE))
+			break;
+	}
+	free(whole);
+	return rc;
+}
+
+int tnd__union_fit(struct tnd_plan *plan, struct tnd__slicer *slicer, struct tnd_error *reterr)
+{
+	struct cuts cuts = {.plan = plan, .slicer = slicer, .limit = limit_of(plan)};
+	bool any = false;
+	int rc;
+
+	for (size_t i = 0; !any && i < plan->item_count; i++)
+		any = is_large(&plan->items[i], CUT_MIN);
+	/* With no slab size a buffer for each tensor was asked for. */
+	if (!any || (plan->choice.slab_given && !plan->choice.slab_bytes))
+		return tnd__plan_fit(plan, reterr);
+	cuts.solids = tnd__plan_alloc(plan->member_count, sizeof(*cuts.solids));
+	if (!cuts.solids)
+		return -ENOMEM;
+	rc = fit_cut(&cuts, reterr);
+	free(cuts.solids);
+	return rc;
 }

@@ -173,12 +173,10 @@ static int fill(struct tnd_plan *plan, struct tnd__slicer *slicer, const struct 
 		return -ENOMEM;
 	count_items(plan, slicer);
 	tnd__members_set_aside(plan);
-	if (request->of_union)
-		rc = tnd__union_cut(plan, slicer);
+	rc = tnd__shape_warnings(slicer, &plan->warnings);
 	if (rc == 0)
-		rc = tnd__shape_warnings(slicer, &plan->warnings);
-	if (rc == 0)
-		rc = tnd__plan_fit(plan, reterr);
+		rc = request->of_union ? tnd__union_fit(plan, slicer, reterr)
+				       : tnd__plan_fit(plan, reterr);
 	if (rc == 0)
 		index_items(plan, slicer);
 	return rc;

@@ -171,6 +171,18 @@ static int too_small(const struct tnd_plan *plan, const struct search *search,
 								       : "");
 }
 
+/* A slab size that nothing but a slab has room for, whatever the tensors need. */
+static int refuse_slab(const struct tnd_plan *plan, const struct search *search,
+		       struct tnd_error *reterr)
+{
+	return tnd__fail_plain(reterr, TND_E_BUDGET,
+			       "expected a slab size of at most the budget%s, %" PRIu64
+			       " bytes, found %" PRIu64
+			       "; lower the slab size, or raise the budget to at least %" PRIu64,
+			       less(plan), plan->choice.budget_bytes, plan->choice.slab_bytes,
+			       tnd__members_least(plan, search->least_budget));
+}
+
 /* A tensor for which no slab size helps. */
 static int refuse_oversized(const struct tnd_plan *plan, const struct search *search,
 			    struct tnd_error *reterr)
@@ -189,8 +201,10 @@ static int refuse_oversized(const struct tnd_plan *plan, const struct search *se
 				 "expected at most %" PRIu64 " bytes beside the %" PRIu64
 				 " for tables and reads in flight, found %" PRIu64
 				 " in a budget of %" PRIu64
-				 "%s; raise the budget, or choose oversize pieces or overrun",
-				 budget - fixed, fixed, item->kept_bytes, budget, less(plan));
+				 "%s; raise the budget to at least %" PRIu64
+				 ", or choose oversize pieces or overrun",
+				 budget - fixed, fixed, item->kept_bytes, budget, less(plan),
+				 tnd__members_least(plan, search->least_budget));
 	}
 	return 0;
 }
@@ -281,7 +295,7 @@ static int settle(struct tnd_plan *plan, const struct candidate *found, bool who
 	unify_capacity(plan);
 	need = tnd__plan_need(plan, UINT64_MAX);
 	plan->totals.needed_budget_bytes = plan->totals.fixed_bytes + need.alive;
-	plan->totals.least_budget_bytes = found->least_budget;
+	plan->totals.least_budget_bytes = tnd__members_least(plan, found->least_budget);
 	sum_up(plan);
 	return 0;
 }
@@ -292,14 +306,6 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 	struct search search = {.least_budget = UINT64_MAX};
 	int rc;
 
-	if (choice->slab_given && choice->slab_bytes > choice->budget_bytes)
-		return tnd__fail_plain(reterr, TND_E_BUDGET,
-				       "expected a slab size of at most the budget%s, %" PRIu64
-				       " bytes, found %" PRIu64
-				       "; lower the slab size, or raise the budget to more than "
-				       "%" PRIu64,
-				       less(plan), choice->budget_bytes, choice->slab_bytes,
-				       tnd__members_least(plan, choice->slab_bytes));
 	if (!choice->slab_given) {
 		uint64_t most = choice->of_union ? DEFAULT_SHARED_MAX : DEFAULT_SLAB_MAX;
 
@@ -315,6 +321,8 @@ int tnd__plan_fit(struct tnd_plan *plan, struct tnd_error *reterr)
 			break;
 		choice->slab_bytes /= 2;
 	}
+	if (choice->slab_given && choice->slab_bytes > choice->budget_bytes)
+		return refuse_slab(plan, &search, reterr);
 	if (search.best.found)
 		return settle(plan, &search.best, true);
 	if (search.small_window.found)

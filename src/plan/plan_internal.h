@@ -219,8 +219,8 @@ void tnd__plan_sort(const struct tnd_plan *plan, const struct tnd__slicer *slice
 int tnd__union_items(struct tnd_plan *plan, struct tnd__slicer *slicer);
 
 /* -- cuts.c -- */
-/* Cuts large items of a union that is not packed yet. Return: 0; -ENOMEM. */
-int tnd__union_cut(struct tnd_plan *plan, struct tnd__slicer *slicer);
+/* tnd__plan_fit() for a union, its large items cut. */
+int tnd__union_fit(struct tnd_plan *plan, struct tnd__slicer *slicer, struct tnd_error *reterr);
 
 /* -- members.c -- */
 /* Checks and sorts; NULL: all of the layout. Return: 0, TND_E_LAYOUT, -ENOMEM. */
