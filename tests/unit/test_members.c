@@ -194,21 +194,67 @@ static uint64_t staging(const struct tnd_plan *plan, uint64_t gather_bytes, uint
 static void staging_by_rule(void **state)
 {
 	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, TND_SLICE_NONE, TND_PACKING_FILE);
-	struct tnd_plan *plan = planning_make(checkpoint, NULL, &opts), *cut;
+	struct tnd_plan *plan = planning_make(checkpoint, NULL, &opts), *cut, *over;
 
 	(void)state;
 	opts.oversize = TND_OVERSIZE_PIECES;
 	cut = planning_make(checkpoint, NULL, &opts);
+	opts.oversize = TND_OVERSIZE_OVERRUN;
+	over = planning_make(checkpoint, NULL, &opts);
 	assert_int_equal(staging(plan, 0, 1 << 30), 0);
 	assert_int_equal(staging(plan, 1, 1 << 30), 16 << 20);
 	assert_int_equal(staging(plan, 9000001, 1 << 30), 18 << 20);
-	/* An eighth of 8 MiB by four; but one slice must have room, or a piece of it. */
+	/*
+	 * An eighth of 8 MiB by four; but one slice must have room, unless it is cut or goes over
+	 * the budget.
+	 */
 	assert_int_equal(staging(plan, 1, 8 << 20), 256 << 10);
 	assert_int_equal(staging(plan, 5000000, 8 << 20), 5001216);
 	assert_int_equal(staging(cut, 5000000, 8 << 20), 1 << 20);
 	assert_int_equal(staging(cut, 500000, 8 << 20), 503808);
+	assert_int_equal(staging(over, 5000000, 8 << 20), 1 << 20);
+	assert_int_equal(staging(over, 500000, 8 << 20), 503808);
 	tnd_plan_close(plan);
 	tnd_plan_close(cut);
+	tnd_plan_close(over);
+}
+
+/* With overrun, an item larger than the budget is alone in its buffer, as in a rank's plan. */
+static void check_alone(struct tnd_plan *plan)
+{
+	const struct tnd_plan_item *item = planning_item(plan, "m.up_proj.weight");
+	struct tnd_plan_totals totals = planning_totals(plan);
+	size_t count;
+
+	assert_non_null(item);
+	assert_int_equal(item->flags, TND_ITEM_F_OVERSIZED);
+	assert_int_equal(item->kept_bytes, 384 * 1024 * 4);
+	assert_true(tnd_plan_slabs(plan, &count)[item->slab].bytes > totals.budget_bytes);
+	assert_true(totals.needed_budget_bytes <= totals.budget_bytes);
+	assert_true(totals.peak_bytes > totals.budget_bytes);
+	tnd_plan_close(plan);
+}
+
+static void overrun(void **state)
+{
+	static const char *const names[] = {"m.up_proj.*", "m.norm.*"};
+	struct tnd_layout layout = planning_layout(4, 1, 1, 0);
+	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, TND_SLICE_NONE, 0);
+
+	(void)state;
+	opts.flags = TND_PLAN_F_NAMES;
+	opts.names = names;
+	opts.name_count = 2;
+	for (opts.packing = TND_PACKING_NAME; opts.packing <= TND_PACKING_FILE; opts.packing++) {
+		opts.oversize = TND_OVERSIZE_OVERRUN;
+		opts.budget_bytes = least_budget(&layout, opts);
+		/* The tables of five, the ring, and reads in flight. */
+		assert_true(opts.budget_bytes < 1000000);
+		check_alone(make_union(&layout, NULL, 0, &opts));
+		check_alone(planning_make(checkpoint, &layout, &opts));
+		opts.oversize = TND_OVERSIZE_REFUSE;
+		refused(&layout, NULL, 0, &opts, "a budget");
+	}
 }
 
 /* Small tensors, four members, 8 MiB: staging takes its part and no more. */
@@ -450,6 +496,7 @@ int main(void)
 		cmocka_unit_test(small_budget),
 		cmocka_unit_test(budget_grows),
 		cmocka_unit_test(staging_by_rule),
+		cmocka_unit_test(overrun),
 		cmocka_unit_test(refusals),
 		cmocka_unit_test(kin_is_kept),
 		cmocka_unit_test(kin_differs),
