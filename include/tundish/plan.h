@@ -296,7 +296,7 @@ TND_API int tnd_plan_node_read_bytes(const struct tnd_plan *plan, uint64_t *ret_
 /*
  * `tundish.plan/1` (docs/format/json.md) for plans of one checkpoint, layout and phase, one a rank.
  * `plans`: borrowed for the call. *ret_text: transferred, free().
- * Return: 0; TND_E_INVALID (no plan, plans that differ, unknown flags); -ENOMEM.
+ * Return: 0; TND_E_INVALID (no plan, a union plan, plans that differ, unknown flags); -ENOMEM.
  */
 TND_API int tnd_plan_json(const struct tnd_plan *const *plans, size_t plan_count, uint32_t flags,
 			  char **ret_text);

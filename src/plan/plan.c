@@ -195,8 +195,10 @@ static int create(struct tnd_checkpoint *checkpoint, struct request request,
 	if (!checkpoint || !ret_plan ||
 	    !tnd__struct_ok(request.opts->struct_bytes, sizeof(defaults), sizeof(defaults)))
 		return tnd__fail_plain(reterr, TND_E_INVALID,
-				       "tnd_plan_create: expected a checkpoint, a place for the "
-				       "plan, and options of %zu bytes",
+				       "%s: expected a checkpoint, a place for the plan, and "
+				       "options of %zu bytes; set struct_bytes to their size",
+				       request.of_union ? "tnd_plan_create_union"
+							: "tnd_plan_create",
 				       sizeof(defaults));
 	plan = tnd__plan_alloc(1, sizeof(*plan));
 	if (!plan)

@@ -8,6 +8,7 @@
  *   experts.c    counts, checks, who owns which expert
  *   shape.c      ranges -> rows and parts in bytes: an item
  *   union.c      the items of several ranks -> one: what is read for all of them
+ *   cuts.c       large ones of these, cut
  *   members.c    what the reader of a union and its members both work out
  *   pack_name.c, pack_file.c   items -> slabs
  *   pieces.c     items that cannot fit -> pieces
@@ -325,8 +326,8 @@ void tnd__plan_as_member(const struct tnd_plan *plan, uint32_t member_count, uin
 
 /*
  * The plan without the items whose bits are set in `taken`, for the same budget: each stays where
- * it is in its slab, and slabs without any are left out. *ret_map: of each item its index in `plan`;
- * transferred, free(). Return: 0; -ENOMEM.
+ * it is in its slab, and slabs without any are left out. *ret_map: of each item its index in
+ * `plan`; transferred, free(). Return: 0; -ENOMEM.
  */
 int tnd__plan_rest(const struct tnd_plan *plan, const unsigned char *taken,
 		   struct tnd_plan **ret_rest, size_t **ret_map);

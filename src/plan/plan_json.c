@@ -168,8 +168,9 @@ int tnd_plan_json(const struct tnd_plan *const *plans, size_t plan_count, uint32
 
 	if (!first || (flags & ~TND_PLAN_JSON_F_TENSORS))
 		return TND_E_INVALID;
-	for (size_t i = 1; i < plan_count; i++)
-		if (!same_job(first, plans[i]))
+	/* A union is no rank's: its items are none that anybody gets. */
+	for (size_t i = 0; i < plan_count; i++)
+		if (!same_job(first, plans[i]) || plans[i]->choice.of_union)
 			return TND_E_INVALID;
 	tnd__text_add(&text, "{");
 	put_members(&text,

@@ -305,6 +305,7 @@ static void refusals(void **state)
 	struct tnd_plan_opts opts = planning_opts(TND_PHASE_ALL, TND_SLICE_NONE, TND_PACKING_FILE);
 	struct tnd_plan *plan;
 	uint64_t offset;
+	char *text;
 
 	(void)state;
 	assert_int_equal(refused(&layout, twice, 3, &opts, "1 twice"), TND_E_LAYOUT);
@@ -328,9 +329,14 @@ static void refusals(void **state)
 	plan = make_union(&layout, (const uint32_t[]){1}, 1, &opts);
 	assert_int_equal(tnd_plan_narrow(plan, "n.three", 7, 0, 0, 1, &offset, NULL),
 			 TND_E_INVALID);
+	assert_int_equal(tnd_plan_json((const struct tnd_plan *const *)&plan, 1, 0, &text),
+			 TND_E_INVALID);
 	tnd_plan_close(plan);
 	opts.phase = 9;
 	assert_int_equal(refused(&layout, NULL, 0, &opts, "phase"), TND_E_INVALID);
+	opts.struct_bytes = 8;
+	assert_int_equal(refused(&layout, NULL, 0, &opts, "tnd_plan_create_union: expected"),
+			 TND_E_INVALID);
 	plan = planning_make(checkpoint, NULL, NULL);
 	assert_int_equal(tnd_plan_members(plan, &(const struct tnd_plan_member *){NULL}), 0);
 	tnd_plan_close(plan);
