@@ -486,19 +486,24 @@ static void test_tell_hostile(void **state)
 	(void)state;
 	open_scene(&scene, SLAB, SLAB);
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-		struct tnd__notice *notice = (void *)packet.data;
+		struct tnd__notice notice;
 
 		memset(&error, 0, sizeof(error));
 		reader = attach(&scene, 0);
 		memset(packet.data, rows[i].fill, sizeof(packet.data));
-		memcpy(&notice->code, &rows[i].code, sizeof(notice->code));
-		memcpy(&notice->rank, &rows[i].rank, sizeof(notice->rank));
+		memset(&notice, rows[i].fill, sizeof(notice));
+		notice.code = rows[i].code;
+		notice.rank = rows[i].rank;
+		memcpy(packet.data, &notice, sizeof(notice));
 		packet.bytes = rows[i].bytes;
 		tnd__notice_arrived(reader, &packet);
 		assert_int_equal(tnd__bulk_told(reader, &error), rows[i].expected);
 		assert_int_equal(error.code, rows[i].expected);
 		assert_true(memchr(error.message, 0, sizeof(error.message)));
 		assert_null(strchr(error.message, '\x1b'));
+		assert_true(memchr(error.file, 0, sizeof(error.file)));
+		assert_null(strchr(error.file, '\x1b'));
+		assert_true(memchr(error.name, 0, sizeof(error.name)));
 		assert_true(error.rank >= -1);
 		tnd_channel_close(reader);
 	}
